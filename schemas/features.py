@@ -1,0 +1,59 @@
+"""What a plan may say that this version's executor does not run yet: one list, which ends empty.
+
+The planner uses such a feature only for a declared inventory and then writes `applyable: false`; the executor refuses the
+plan as *unsupported* and names the feature.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import get_args
+
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.types import Backend, QuantizedFormat, Residency
+
+
+class Feature(enum.StrEnum):
+    """Something that a plan may use and an executor may lack."""
+
+    ACCELERATOR = "blocks on an accelerator"
+    STREAM_HOST = "streaming from host memory"
+    SEVERAL_DEVICES = "blocks on more than one device"
+    SEVERAL_NODES = "blocks on more than one node"
+    SPLIT_EXPERTS = "experts apart from their block"
+    ANY_MODULE = "models from a factory"
+    CONVERSIONS = "checkpoint tensors that are more than renamed"
+    QUANTIZED = "quantized formats"
+
+
+NOT_YET_RUN: frozenset[Feature] = frozenset(Feature)
+"""Features that this version plans but does not run."""
+
+
+def features_used(plan: Plan) -> tuple[Feature, ...]:
+    """Return the features that `plan` needs of an executor, in the order of the enumeration."""
+    devices = {block.device for block in plan.blocks}
+    backends = {device.backend for device in plan.devices if device.id in devices}
+    formats = {block.format for block in plan.blocks} | {rule.format for rule in plan.format_rules}
+    used = {
+        Feature.ACCELERATOR: any(backend != Backend.CPU for backend in backends),
+        Feature.STREAM_HOST: any(block.residency == Residency.STREAM_HOST for block in plan.blocks),
+        Feature.SEVERAL_DEVICES: len(devices) > 1,
+        Feature.SEVERAL_NODES: len({device.partition("/")[0] for device in devices}) > 1,
+        Feature.SPLIT_EXPERTS: any(
+            block.experts is not None and block.experts.residency != "with-block" for block in plan.blocks
+        ),
+        Feature.ANY_MODULE: plan.model.library != "transformers",
+        Feature.CONVERSIONS: any(
+            operation.kind != "rename" for rule in plan.rules for operation in rule.operations
+        ),
+        Feature.QUANTIZED: any(
+            plan.formats[name].kind in get_args(QuantizedFormat) for name in formats if name in plan.formats
+        ),
+    }
+    return tuple(feature for feature in Feature if used[feature])
+
+
+def not_yet_run(plan: Plan) -> tuple[Feature, ...]:
+    """Return the features of `plan` that this version does not run."""
+    return tuple(feature for feature in features_used(plan) if feature in NOT_YET_RUN)

@@ -1,0 +1,339 @@
+"""The plan: where every block goes, what it costs, and what it was made from.
+
+Reading order of the file: identity and inputs first, then decisions block by block, then what a later solve needs, totals
+last. The executor reads the decisions; `reason`, `problem` and `summary` are for people and for the planner and never steer
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.types import (
+    Backend,
+    BoundClass,
+    BytesRange,
+    Count,
+    DeviceId,
+    Digest,
+    FloatFormat,
+    Fqn,
+    Nanoseconds,
+    NumBytes,
+    Objective,
+    PartsPerMillion,
+    QuantizedFormat,
+    Reason,
+    Residency,
+    SolverStatus,
+)
+
+PLAN_FORMAT_VERSION = "1.0"
+"""Bump the major only if an older reader could misread the file; a new field with a default is a minor."""
+
+PLAN_SEMANTICS = 1
+"""What carrying a plan out means. An executor refuses a higher number than its own."""
+
+ALIGNMENT_BYTES = 64
+"""Every bound tensor starts at a multiple of this, resident and streamed alike: CPU kernels give other last bits on others."""
+
+
+def aligned_bytes(num_bytes: int) -> int:
+    """Return `num_bytes` rounded up to `ALIGNMENT_BYTES`: what a tensor takes in an arena or a slot."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One safetensors file of the checkpoint, as it was when the plan was made."""
+
+    file: str
+    """Name relative to the checkpoint's folder."""
+    num_bytes: NumBytes
+    header_digest: Digest
+    """Of the length prefix and the header's bytes; compared before the header is parsed."""
+    content_sha256: str | None = None
+    """Hash of the whole file; None: unverified, a fine-tune may have the same header."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights that the plan is bound to."""
+
+    shards: tuple[Shard, ...]
+    """Sorted by file."""
+    unused: tuple[str, ...] = ()
+    """Tensors of the checkpoint that the model does not have, sorted; `#` stands for a number."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model the plan is for."""
+
+    source: str | None
+    """Hub id or `package.module:factory`; None for a local folder, whose name means nothing elsewhere."""
+    revision: str | None
+    """Commit of the Hub repository."""
+    class_name: str
+    library: str
+    """`transformers` or `torch`."""
+    library_version: str
+    """A note: classes change between versions, and `tree_digest` is what is compared."""
+    trust_remote_code: bool
+    config_digest: Digest | None
+    """Of the bytes of `config.json`; None for a factory."""
+    attn_implementation: str | None
+    experts_implementation: str | None
+    tree_digest: Digest
+    """Of every tensor's name, shape and data type, see `bayplan.skeleton.tree`."""
+    num_params: Count
+    generates: bool
+    traced: bool
+    """False: blocks are in the order of the module tree, since a forward could not be traced."""
+    trace_note: str = ""
+    checkpoint: Checkpoint | None = None
+    """None: planned from the config alone, hence unbound."""
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What the memory is reserved for; a run beyond it is an error."""
+
+    batch: Count
+    context: Count
+    """Positions, prompt and generated together; of the decoder where there are two stacks."""
+    encoder_context: Count | None
+    prefill_chunk: Count
+    """Positions that one forward takes at most."""
+    kv_dtype: str
+    logits: Literal["last", "all"] = "last"
+    """Positions whose logits are kept."""
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How weights are held. The fields after `kind` are for quantized kinds and spelled as bitsandbytes spells them."""
+
+    kind: FloatFormat | QuantizedFormat
+    """Data type of the block's floating-point weights, or how its linear layers are quantized."""
+    blocksize: Count | None = None
+    """Elements that share one scale."""
+    double_quant: bool = False
+    """Whether the scales are quantized too."""
+    compute_dtype: FloatFormat | None = None
+    """Data type that products are computed in; None: the checkpoint's."""
+    storage_dtype: str | None = None
+    threshold_milli: Count | None = None
+    """LLM.int8 outlier threshold, in thousandths."""
+    layout: Literal["standard", "cpu-avx512bf16"] = "standard"
+    """Order of the packed bytes; part of the format, since results differ between layouts."""
+
+
+class FormatRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors that differ from their block's format."""
+
+    pattern: str
+    """Tensor name; `*` stands for any text, `#` for a number. The first rule that matches holds."""
+    format: str
+    """A key of `formats`."""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step from checkpoint tensors to a parameter."""
+
+    kind: Literal["rename", "stack", "concatenate", "split", "transpose"]
+    """A closed list: a reader that meets another refuses the plan."""
+    dim: int | None = None
+    """Dimension to stack, concatenate or split along."""
+    dims: tuple[int, ...] = ()
+    """The two dimensions that a transpose exchanges."""
+    part: Count | None = None
+    """Which of the equal parts a split keeps."""
+    parts: Count | None = None
+    """How many equal parts a split makes."""
+
+
+class TensorRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoint tensors make which parameters, where the names are not the same."""
+
+    target: str
+    """Parameter name; `*` stands for any text, `#` for a number. The first rule that matches holds."""
+    sources: tuple[str, ...]
+    """Checkpoint names; the n-th wildcard stands for what the n-th of `target` matched."""
+    operations: tuple[Operation, ...]
+    """Applied in order."""
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on one device by component, each `[lo, hi]`."""
+
+    weights: BytesRange
+    """Resident parameters and all buffers."""
+    kv: BytesRange
+    """Cache at the planned batch and context."""
+    activations: BytesRange
+    """Everything a forward allocates and frees again."""
+    staging: BytesRange
+    """Slots for streamed blocks and the reader's scratch."""
+    load_transient: BytesRange
+    """Alive only while loading, on top of weights and staging."""
+    runtime: BytesRange
+    """Interpreter, libraries, device context: outside the budget."""
+
+
+class PlannedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's share."""
+
+    id: DeviceId
+    kind: str
+    backend: Backend
+    capacity_bytes: NumBytes
+    reserve_bytes: NumBytes
+    budget_bytes: NumBytes
+    """What the ledger without `runtime` may reach: capacity minus reserve, or the user's `--max-memory`."""
+    ledger: Ledger
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """The routed experts of a block, which may live apart from its dense part."""
+
+    count: Count
+    per_token: Count
+    unit_bytes: NumBytes
+    format: str
+    residency: Literal["with-block", "resident", "cache-host", "cache-disk", "compute-host"]
+    slots: Count = 0
+    floor_slots: Count = 0
+    compute: Literal["device", "host"] = "device"
+    hit_ppm: PartsPerMillion = 0
+    hit_source: str = "default"
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one part of the model is and computes."""
+
+    id: Fqn
+    device: DeviceId
+    residency: Residency
+    format: str
+    num_bytes: NumBytes
+    """Parameters and buffers, each storage once, without alignment."""
+    kv_bytes: NumBytes
+    reason: Reason
+    experts: Experts | None = None
+
+
+class Tie(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of one storage and what becomes of it."""
+
+    fqns: tuple[Fqn, ...]
+    policy: Literal["co-located", "replicated"]
+    devices: tuple[DeviceId, ...]
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """Streaming on one device: the k-th block of the order uses slot k modulo `num_slots`."""
+
+    device: DeviceId
+    num_slots: Count
+    slot_bytes: NumBytes
+    stream_order: tuple[Fqn, ...]
+
+
+class BlockRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Neighbouring blocks that are alike, as the solver sees them."""
+
+    first: Fqn
+    count: Count
+    class_name: str
+    parameter_bytes: NumBytes
+    """Aligned bytes of one block's parameters: what a slot needs."""
+    buffer_bytes: NumBytes
+    """Aligned bytes of one block's buffers: always resident."""
+    kv_bytes: NumBytes
+    prefill_flops: Count
+    decode_flops: Count
+    prefill_activation_bytes: NumBytes
+    decode_activation_bytes: NumBytes
+    prefill_output_bytes: NumBytes
+    decode_output_bytes: NumBytes
+    resident_reason: Reason | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's demand on the blocks whose id matches."""
+
+    pattern: str
+    """fnmatch on block ids; `*` crosses dots."""
+    device: DeviceId | None = None
+    residency: Residency | None = None
+
+
+class PlannedEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes between two blocks that are not neighbours."""
+
+    source: Fqn
+    target: Fqn
+    prefill_bytes: NumBytes
+    decode_bytes: NumBytes
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What the solver needs to solve again without the model, and what it was asked."""
+
+    objective: Objective
+    max_memory_bytes: dict[DeviceId, NumBytes]
+    pins: tuple[Pin, ...]
+    no_spill: bool
+    no_split: tuple[str, ...]
+    """Class names that the user declared indivisible; empty: the model's own."""
+    base_activation_bytes: NumBytes
+    runs: tuple[BlockRun, ...]
+    edges: tuple[PlannedEdge, ...]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals and predictions; derived, so not part of the digest."""
+
+    objective: Objective
+    resident_blocks: Count
+    streamed_blocks: Count
+    resident_bytes: NumBytes
+    streamed_bytes_per_step: NumBytes
+    predicted_load_ns: Nanoseconds
+    predicted_first_output_ns: Nanoseconds
+    predicted_decode_ns: Nanoseconds | None
+    """None where the model does not generate."""
+    lower_bound_ns: Nanoseconds
+    """No plan of `bound_class` is faster under the same cost model."""
+    bound_class: BoundClass
+    gap_ppm: PartsPerMillion
+    solver_status: SolverStatus
+    reproducible: bool
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The artifact that is reviewed, committed and carried out."""
+
+    format_version: str
+    semantics: Count
+    complete: bool
+    """Every block of the model has a place."""
+    applyable: bool
+    """False: it can be shown, diffed and explained, but not carried out."""
+    errored: bool
+    producer: str
+    """Name and version of the writer; not part of the digest."""
+    digest: Digest
+    model: Model
+    workload: Workload
+    inventory: Inventory
+    formats: dict[str, Format]
+    format_rules: tuple[FormatRule, ...]
+    rules: tuple[TensorRule, ...]
+    """Empty: every parameter has its own name in the checkpoint."""
+    devices: tuple[PlannedDevice, ...]
+    blocks: tuple[Block, ...]
+    """In the order in which they run."""
+    ties: tuple[Tie, ...]
+    schedule: tuple[Schedule, ...]
+    problem: Problem
+    summary: Summary

@@ -1,0 +1,149 @@
+"""Checking a JSON tree against a struct type, all problems at once, each with its path.
+
+msgspec stops at the first fault; a person who edited a plan by hand wants the whole list. Also here, because it walks the
+same types: carrying unknown fields of a file over into what is written back.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+
+import msgspec
+
+from bayplan.schemas.strict_json import JsonValue, join_path
+
+_KEY_FIELDS = ("id", "file", "device", "pattern", "first", "target", "source")
+"""Fields that name an entity among its neighbours, most telling first."""
+
+
+def problems(tree: JsonValue, wanted: object, path: str = "$") -> Iterator[tuple[str, str]]:
+    """Yield `(path, text)` for everything in `tree` that type `wanted` does not allow.
+
+    Args:
+        tree: What a JSON reader returned.
+        wanted: A struct class, or any type that msgspec converts to.
+        path: Where `tree` lies in its file.
+    """
+    struct = _struct_of(wanted, tree)
+    if struct is not None:
+        yield from _struct_problems(tree, struct, path)
+        return
+    element = _element_of(wanted)
+    if element is not None and isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from problems(item, element, f"{path}[{index}]")
+        return
+    member = _member_of(wanted)
+    if member is not None and isinstance(tree, dict):
+        key_type, value_type = member
+        for key, item in tree.items():
+            yield from _leaf_problems(key, key_type, f"{path} key {key!r}")
+            yield from problems(item, value_type, join_path(path, key))
+        return
+    yield from _leaf_problems(tree, wanted, path)
+
+
+def _struct_problems(tree: JsonValue, struct: type[msgspec.Struct], path: str) -> Iterator[tuple[str, str]]:
+    if not isinstance(tree, dict):
+        yield path, f"Expected `object`, got `{_json_type(tree)}`"
+        return
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        if field.encode_name in tree:
+            yield from problems(
+                tree[field.encode_name], hints[field.name], join_path(path, field.encode_name)
+            )
+        elif field.required:
+            yield path, f"Object missing required field `{field.encode_name}`"
+
+
+def _leaf_problems(tree: JsonValue, wanted: object, path: str) -> Iterator[tuple[str, str]]:
+    try:
+        msgspec.convert(tree, typing.cast(type, wanted))
+    except msgspec.ValidationError as error:
+        text, _, inner = str(error).partition(" - at `$")
+        yield path + inner.rstrip("`"), text
+
+
+def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
+    """Return `new` with the fields of `old` that type `wanted` does not know, so that rewriting loses nothing.
+
+    Entities of a list are matched by the field that names them; known fields are always those of `new`.
+    """
+    struct = _struct_of(wanted, new)
+    if struct is not None and isinstance(old, dict) and isinstance(new, dict):
+        hints = typing.get_type_hints(struct, include_extras=True)
+        known = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
+        result = {
+            key: merged(old[key], value, known[key]) if key in old and key in known else value
+            for key, value in new.items()
+        }
+        return result | {key: value for key, value in old.items() if key not in known}
+    element = _element_of(wanted)
+    if element is not None and isinstance(old, list) and isinstance(new, list):
+        by_key = {_entity_key(item): item for item in old}
+        return [
+            merged(by_key[_entity_key(item)], item, element)
+            if isinstance(item, dict) and _entity_key(item) in by_key
+            else item
+            for item in new
+        ]
+    member = _member_of(wanted)
+    if member is not None and isinstance(old, dict) and isinstance(new, dict):
+        return {key: merged(old[key], item, member[1]) if key in old else item for key, item in new.items()}
+    return new
+
+
+def _entity_key(item: JsonValue) -> tuple[str, JsonValue]:
+    if isinstance(item, dict):
+        for field in _KEY_FIELDS:
+            if field in item and isinstance(item[field], str):
+                return field, item[field]
+    return "", repr(item)
+
+
+def _struct_of(wanted: object, tree: JsonValue) -> type[msgspec.Struct] | None:
+    """Return the struct class that `tree` must match: `wanted` itself, or its one struct member if not null."""
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        return wanted
+    if typing.get_origin(wanted) in (types.UnionType, typing.Union) and tree is not None:
+        for member in typing.get_args(wanted):
+            if isinstance(member, type) and issubclass(member, msgspec.Struct):
+                return member
+    return None
+
+
+def _element_of(wanted: object) -> object | None:
+    """Return the element type of `tuple[T, ...]`, else None."""
+    arguments = typing.get_args(wanted)
+    if typing.get_origin(wanted) is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return typing.cast(object, arguments[0])
+    return None
+
+
+def _member_of(wanted: object) -> tuple[object, object] | None:
+    """Return key and value type of `dict[K, V]`, else None."""
+    if typing.get_origin(wanted) is dict:
+        key_type, value_type = typing.get_args(wanted)
+        return key_type, value_type
+    return None
+
+
+def _json_type(tree: JsonValue) -> str:
+    match tree:
+        case None:
+            return "null"
+        case bool():
+            return "bool"
+        case int():
+            return "int"
+        case float():
+            return "float"
+        case str():
+            return "str"
+        case list():
+            return "array"
+        case dict():
+            return "object"
