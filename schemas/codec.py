@@ -1,7 +1,8 @@
 """Bytes to plans, inventories and reports and back: the only module that turns structs into JSON.
 
-Reading goes in two passes: the version first, so that a plan of another version never shows as a field error, then the
-structure, with every problem listed. Fields that a newer minor version added are ignored and, on rewriting, kept.
+Reading goes in two passes: the version first, so that a plan of another version never shows as a field
+error, then the structure, with every problem listed. Fields that a newer minor version added are ignored
+and, on rewriting, kept.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _read_file(path: Path | str, noun: str) -> bytes:
 
 def _parse_object(data: bytes, where: str, noun: str) -> JsonObject:
     if _CONFLICT.search(data):
-        hint = "take one side with `git checkout --ours` or `--theirs` and plan again; never merge a plan by hand"
+        hint = "take one side with `git checkout --ours` or `--theirs`, then plan again"
         raise PlanFormatError(where, noun, (("$", "holds merge conflict markers"),), hint=hint)
     try:
         tree = parse(data, where=where, max_bytes=MAX_FILE_BYTES)

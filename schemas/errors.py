@@ -1,7 +1,7 @@
 """Errors that a person meets: what happened, where, what was got, what was needed, and a hint.
 
-Owns the base class, the refusal kinds of a plan and the process exit codes that go with them. Knows nothing of JSON, torch
-or the command line: every class keeps its facts in fields and makes its text from them.
+Owns the base class, the refusal kinds of a plan and the process exit codes that go with them. Knows nothing
+of JSON, torch or the command line: every class keeps its facts in fields and makes its text from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a plan may say that this version's executor does not run yet: one list, which ends empty.
 
-The planner uses such a feature only for a declared inventory and then writes `applyable: false`; the executor refuses the
-plan as *unsupported* and names the feature.
+The planner uses such a feature only for a declared inventory and then writes `applyable: false`; the
+executor refuses the plan as *unsupported* and names the feature.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The model graph: what the planner knows of a model after tracing it, before any decision.
 
-Blocks in the order in which they run, with their tensors, work and cache; the edges that are not the chain itself; tied
-groups. Made without weights and without a device.
+Blocks in the order in which they run, with their tensors, work and cache; the edges that are not the chain
+itself; tied groups. Made without weights and without a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The inventory: which devices a machine or cluster has, how much they hold, and how fast they are.
 
-Probed on a machine or declared from the catalogue; it holds declared capacities and rates, never a reading of what is free
-right now, so that a plan made from it is the same tomorrow.
+Probed on a machine or declared from the catalogue; it holds declared capacities and rates, never a reading
+of what is free right now, so that a plan made from it is the same tomorrow.
 """
 
 from __future__ import annotations

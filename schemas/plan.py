@@ -1,8 +1,8 @@
 """The plan: where every block goes, what it costs, and what it was made from.
 
-Reading order of the file: identity and inputs first, then decisions block by block, then what a later solve needs, totals
-last. The executor reads the decisions; `reason`, `problem` and `summary` are for people and for the planner and never steer
-it.
+Reading order of the file: identity and inputs first, then decisions block by block, then what a later solve
+needs, totals last. The executor reads the decisions; `reason`, `problem` and `summary` are for people and
+for the planner and never steer it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PLAN_SEMANTICS = 1
 """What carrying a plan out means. An executor refuses a higher number than its own."""
 
 ALIGNMENT_BYTES = 64
-"""Every bound tensor starts at a multiple of this, resident and streamed alike: CPU kernels give other last bits on others."""
+"""Every bound tensor starts at a multiple of this, resident and streamed alike: CPU kernels give other last
+bits on others."""
 
 
 def aligned_bytes(num_bytes: int) -> int:
@@ -110,7 +111,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How weights are held. The fields after `kind` are for quantized kinds and spelled as bitsandbytes spells them."""
+    """How weights are held.
+
+    The fields after `kind` are for quantized kinds and spelled as bitsandbytes spells them.
+    """
 
     kind: FloatFormat | QuantizedFormat
     """Data type of the block's floating-point weights, or how its linear layers are quantized."""

@@ -1,7 +1,7 @@
 """What must hold between the fields of a plan, beyond the type of each.
 
-Answers with every problem and its path. Knows nothing of costs or of how a plan was found: `bayplan.planner.check` re-checks
-the arithmetic.
+Answers with every problem and its path. Knows nothing of costs or of how a plan was found:
+`bayplan.planner.check` re-checks the arithmetic.
 """
 
 from __future__ import annotations

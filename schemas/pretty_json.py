@@ -1,7 +1,7 @@
 """The layout of the JSON files that bayplan writes: made for reading in a pull request.
 
-Two spaces, keys in the order given, one member a line; a list of numbers stays on one line, so a `[lo, hi]` is one line of a
-diff. Ends in a newline.
+Two spaces, keys in the order given, one member a line; a list of numbers stays on one line, so a `[lo, hi]`
+is one line of a diff. Ends in a newline.
 """
 
 from __future__ import annotations

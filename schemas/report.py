@@ -1,7 +1,7 @@
 """The run report: what really happened, beside what the plan said.
 
-Carries the digest of the plan it carried out and the placement that was realised, so that a reader can tell whether the plan
-was honoured.
+Carries the digest of the plan it carried out and the placement that was realised, so that a reader can tell
+whether the plan was honoured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     decode_ns: Nanoseconds | None
     """One generation step: predicted, or the median of those measured; None: nothing was generated."""
     peak_bytes: dict[DeviceId, NumBytes]
-    """Highest memory of each device, runtime included. Predicted: the ledger's `hi`. Measured on the CPU: anonymous and
-    locked memory of the process, page cache not counted."""
+    """Highest memory of each device, runtime included. Predicted: the ledger's `hi`. Measured on the CPU:
+    anonymous and locked memory of the process, page cache not counted."""
 
 
 class RealizedBlock(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Checking a JSON tree against a struct type, all problems at once, each with its path.
 
-msgspec stops at the first fault; a person who edited a plan by hand wants the whole list. Also here, because it walks the
-same types: carrying unknown fields of a file over into what is written back.
+msgspec stops at the first fault; a person who edited a plan by hand wants the whole list. Also here,
+because it walks the same types: carrying unknown fields of a file over into what is written back.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _leaf_problems(tree: JsonValue, wanted: object, path: str) -> Iterator[tuple
 
 
 def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
-    """Return `new` with the fields of `old` that type `wanted` does not know, so that rewriting loses nothing.
+    """Return `new` with the fields of `old` that type `wanted` does not know.
+
+    Rewriting a file this way loses nothing that a newer minor version put there.
 
     Entities of a list are matched by the field that names them; known fields are always those of `new`.
     """
@@ -105,7 +107,7 @@ def _entity_key(item: JsonValue) -> tuple[str, JsonValue]:
 
 
 def _struct_of(wanted: object, tree: JsonValue) -> type[msgspec.Struct] | None:
-    """Return the struct class that `tree` must match: `wanted` itself, or its one struct member if not null."""
+    """Return the struct that `tree` must match: `wanted` itself, or its struct member if not null."""
     if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         return wanted
     if typing.get_origin(wanted) in (types.UnionType, typing.Union) and tree is not None:

@@ -1,7 +1,7 @@
 """The words that all files of bayplan share: quantities with their units, ids, and the closed lists.
 
-Every number in a file is an integer: bytes, nanoseconds, parts per million. No float is ever written, so equal plans are
-equal bytes on every machine.
+Every number in a file is an integer: bytes, nanoseconds, parts per million. No float is ever written, so
+equal plans are equal bytes on every machine.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ class Residency(enum.StrEnum):
     RESIDENT = "resident"
     """On the device that computes the block, bound once."""
     STREAM_HOST = "stream-host"
-    """In host memory; copied to a slot of the device before each visit. Not for a block that computes on the CPU."""
+    """In host memory; copied to a slot of the device before each visit. Not for a block that computes on
+    the CPU."""
     STREAM_DISK = "stream-disk"
     """In the checkpoint; read into a slot before each visit."""
 
 
 class Reason(enum.StrEnum):
-    """Why a block is where it is. A closed list: readers may rely on the strings, and every one has a text."""
+    """Why a block is where it is: a closed list with stable strings, each of which has a text."""
 
     FITS = "fits"
     """Everything fits, so nothing streams."""
@@ -98,7 +99,8 @@ class BoundClass(enum.StrEnum):
     """For which plans the lower bound holds."""
 
     CONTIGUOUS_ONE_VISIT = "contiguous-one-visit"
-    """Every plan that runs each device's blocks in one stretch per step, each block in the one format planned."""
+    """Every plan that runs each device's blocks in one stretch per step, each block in the one format
+    planned."""
 
 
 class SolverStatus(enum.StrEnum):
