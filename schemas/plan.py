@@ -37,6 +37,12 @@ PLAN_FORMAT_VERSION = "1.0"
 PLAN_SEMANTICS = 1
 """What carrying a plan out means. An executor refuses a higher number than its own."""
 
+GAP_SCRATCH_BYTES = 2**20
+"""Gaps in a file up to this are read along with their neighbours, into a scratch of this size."""
+
+CAST_SCRATCH_BYTES = 8 * 2**20
+"""A tensor whose data type changes is read in pieces of at most this, into a scratch of this size."""
+
 ALIGNMENT_BYTES = 64
 """Every bound tensor starts at a multiple of this, resident and streamed alike: CPU kernels give other last
 bits on others."""
@@ -85,6 +91,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Of the bytes of `config.json`; None for a factory."""
     attn_implementation: str | None
     experts_implementation: str | None
+    dtype: FloatFormat
+    """Data type that the class is built in; `format_rules` and the class itself may keep some tensors in another."""
     tree_digest: Digest
     """Of every tensor's name, shape and data type, see `bayplan.skeleton.tree`."""
     num_params: Count
@@ -229,6 +237,8 @@ class Tie(msgspec.Struct, frozen=True, kw_only=True):
     """Names of one storage and what becomes of it."""
 
     fqns: tuple[Fqn, ...]
+    num_bytes: NumBytes
+    """Of the storage; a replica takes as much again."""
     policy: Literal["co-located", "replicated"]
     devices: tuple[DeviceId, ...]
 
@@ -254,7 +264,11 @@ class BlockRun(msgspec.Struct, frozen=True, kw_only=True):
     """Aligned bytes of one block's buffers: always resident."""
     kv_bytes: NumBytes
     prefill_flops: Count
+    prefill_read_bytes: NumBytes
+    """Weights, tied ones included, and cache that the products of one prefill chunk read at least once."""
     decode_flops: Count
+    decode_read_bytes: NumBytes
+    """Likewise for one token on top of a full context."""
     prefill_activation_bytes: NumBytes
     decode_activation_bytes: NumBytes
     prefill_output_bytes: NumBytes
@@ -290,6 +304,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     no_split: tuple[str, ...]
     """Class names that the user declared indivisible; empty: the model's own."""
     base_activation_bytes: NumBytes
+    """Alive through a whole forward outside the blocks."""
+    scratch_bytes: NumBytes
+    """Reader's buffers besides the slots: gaps between tensors, tensors that are cast while read."""
     runs: tuple[BlockRun, ...]
     edges: tuple[PlannedEdge, ...]
 

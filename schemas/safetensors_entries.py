@@ -1,12 +1,13 @@
 """The tensors that a safetensors header names: each entry right by itself, and all of them covering the data.
 
-Owns the rules of the format, the error that names the broken one, and the checks on entries. Works on decoded JSON; how a
-header gets from a file to JSON is `safetensors_header`'s part.
+Owns the rules of the format, the error that names the broken one, and the checks on entries. Works on decoded
+JSON; how a header gets from a file to JSON is `safetensors_header`'s part.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 
 import msgspec
 
@@ -18,6 +19,7 @@ MAX_UNSIGNED = 2**64 - 1
 """Largest size, dimension or offset: the library computes in 64 bits."""
 CUT_SHORT_HINT = "the file is cut short: copy or download it again"
 
+_SHOWN_CHARS = 100
 _ENTRY_KEYS = frozenset({"dtype", "shape", "data_offsets"})
 
 
@@ -276,4 +278,5 @@ def _check_cover(entries: list[TensorEntry], data_bytes: int, file: str) -> None
 
 def _shown(value: JsonValue) -> str:
     """Return a short text for a value that should have been something else."""
-    return quote(value) if isinstance(value, str) else quote(repr(value))[1:-1]
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -1,11 +1,12 @@
 """Reading a safetensors header: which tensors a file holds, and exactly where their bytes are.
 
-Owns the way from a file, or from bytes fetched by a range request, to a checked header. A file that breaks any rule is
-refused, so that later code may read by offset without checking again. Never reads a tensor's bytes.
+Owns the way from a file, or from bytes fetched by a range request, to a checked header. A file that breaks
+any rule is refused, so that later code may read by offset without checking again. Never reads a tensor's
+bytes.
 
-Stricter than the safetensors library in six points, each of which leaves a header's meaning open or has no use: equal
-keys, unknown keys of an entry, entries written as arrays, dtypes written as objects, white space before the first
-brace, and a null `__metadata__`.
+Stricter than the safetensors library in six points, each of which leaves a header's meaning open or has no
+use: equal keys, unknown keys of an entry, entries written as arrays, dtypes written as objects, white space
+before the first brace, and a null `__metadata__`.
 
 References:
     The section "Format" of safetensors' README; checked both ways against the library in
@@ -195,8 +196,8 @@ def parse_header(prefix_and_header: bytes, file_bytes: int, where: str) -> Safet
     """Return the checked header held in the first bytes of a file.
 
     Args:
-        prefix_and_header: The file from its start to at least the end of its header; what follows is ignored, so
-            that a range request may ask for more than turns out to be needed.
+        prefix_and_header: The file from its start to at least the end of its header; what follows is ignored,
+            so that a range request may ask for more than turns out to be needed.
         file_bytes: Length of the whole file.
         where: The file, for the message.
 
@@ -249,7 +250,7 @@ def _read_object(text: bytes, where: str) -> dict[str, JsonValue]:
         is_duplicate = error.rule is JsonRule.DUPLICATE_KEY
         raise SafetensorsFormatError(
             SafetensorsRule.DUPLICATE_KEY if is_duplicate else SafetensorsRule.NOT_JSON,
-            f"header is not strict JSON: {error.what}",
+            f"header: {error.what}",
             file=where,
             got=error.got,
             needed=error.needed,

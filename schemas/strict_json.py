@@ -80,8 +80,8 @@ def parse(
 ) -> JsonValue:
     """Return the value of one strict JSON document.
 
-    Stricter than `json.loads`: equal keys, NaN, numbers out of range, a byte order mark, other encodings than
-    UTF-8 and lone surrogates are errors. `-0` is the float -0.0, as in JavaScript. Unicode noncharacters pass.
+    Stricter than `json.loads`: equal keys, NaN, numbers out of range, a byte order mark, encodings other than
+    UTF-8 and lone surrogates are errors. `-0` is the float -0.0, as in JavaScript. Noncharacters pass.
 
     Args:
         data: The whole document.
@@ -240,10 +240,6 @@ def sha256_digest(data: bytes) -> str:
 
 def _ordered(value: JsonValue, path: str, depth: int) -> JsonValue:
     """Return `value` checked and with the keys of every object in UTF-16 order."""
-    if depth > MAX_DEPTH:
-        raise JsonError(
-            JsonRule.TOO_DEEP, "nested too deeply", where=path, needed=f"at most {MAX_DEPTH} levels"
-        )
     match value:
         case None | bool():
             return value
@@ -268,6 +264,9 @@ def _ordered(value: JsonValue, path: str, depth: int) -> JsonValue:
                 got=repr(value),
                 needed="an integer",
             )
+        case list() | dict() if depth == MAX_DEPTH:
+            needed = f"at most {MAX_DEPTH} levels"
+            raise JsonError(JsonRule.TOO_DEEP, "nested too deeply", where=path, needed=needed)
         case list():
             return [_ordered(member, f"{path}[{index}]", depth + 1) for index, member in enumerate(value)]
         case dict():

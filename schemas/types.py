@@ -98,9 +98,9 @@ class Objective(enum.StrEnum):
 class BoundClass(enum.StrEnum):
     """For which plans the lower bound holds."""
 
-    CONTIGUOUS_ONE_VISIT = "contiguous-one-visit"
-    """Every plan that runs each device's blocks in one stretch per step, each block in the one format
-    planned."""
+    CONTIGUOUS_ONE_TIER = "contiguous-one-tier"
+    """Plans that run each device's blocks in one stretch per step, in the planned format, and stream from one
+    tier through one to three slots; a plan that can keep everything resident does."""
 
 
 class SolverStatus(enum.StrEnum):

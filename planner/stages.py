@@ -1,0 +1,124 @@
+"""One stage: a stretch of the chain on one device, with what it needs and the least that it must stream.
+
+The inner part of the placement search. Grows a stretch block by block, so that all stretches from one start
+cost one pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from bayplan.planner.chain import Chain
+from bayplan.planner.constraints import Constraints
+from bayplan.planner.cost import compute_ns
+from bayplan.planner.margins import activation_bounds
+from bayplan.planner.residents import StreamChoice, least_streamed
+from bayplan.schemas.hardware import Device
+from bayplan.schemas.types import Objective
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks `start` to `stop` (exclusive) on one device."""
+
+    device: Device
+    start: int
+    stop: int
+    compute_ns: int
+    choice: StreamChoice
+    capacity_bytes: int
+    """Budget left for parameters that may stream and for slots."""
+
+
+class Fixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a stretch that are there whatever streams."""
+
+    parameter_bytes: int
+    """Of blocks that must stay, and of tied storages whose first block is elsewhere."""
+    buffer_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    scratch_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return (
+            self.parameter_bytes
+            + self.buffer_bytes
+            + self.kv_bytes
+            + self.activation_bytes
+            + self.scratch_bytes
+        )
+
+
+class StageSearch:
+    """Costs of all stretches of one chain, for one number of slots (0: nothing may stream)."""
+
+    def __init__(self, chain: Chain, constraints: Constraints, phase: Objective, num_slots: int) -> None:
+        self._chain = chain
+        self._constraints = constraints
+        self._phase = phase
+        self._num_slots = num_slots
+        self._choices: dict[tuple[object, ...], StreamChoice | None] = {}
+
+    def stages(self, device: Device, budget_bytes: int, start: int) -> Iterator[Stage]:
+        """Yield every stage on `device` that begins at `start` and fits `budget_bytes`, shortest first."""
+        fixed_parameters = buffers = kv = activations = time = 0
+        free: Counter[int] = Counter()
+        forced: Counter[int] = Counter()
+        for stop in range(start + 1, len(self._chain) + 1):
+            index = stop - 1
+            cost = self._chain.costs[index]
+            if self._constraints.device[index] not in (None, device.id):
+                return
+            time += compute_ns(cost, device, self._phase)
+            buffers += cost.buffer_bytes
+            kv += cost.kv_bytes
+            activations = max(activations, cost.prefill_activation_bytes, cost.decode_activation_bytes)
+            fixed_parameters += self._replicas(start, index)
+            if self._constraints.must_stream[index]:
+                forced[cost.parameter_bytes] += 1
+            elif self._constraints.must_stay[index] or not cost.parameter_bytes:
+                fixed_parameters += cost.parameter_bytes
+            else:
+                free[cost.parameter_bytes] += 1
+            fixed = Fixed(
+                parameter_bytes=fixed_parameters,
+                buffer_bytes=buffers,
+                kv_bytes=kv,
+                activation_bytes=activation_bounds(activations + self._chain.base_activation_bytes)[1],
+                scratch_bytes=self._chain.scratch_bytes,
+            )
+            capacity = budget_bytes - fixed.total
+            if capacity < 0:
+                return
+            choice = self._choice(free, forced, capacity)
+            if choice is not None:
+                yield Stage(
+                    device=device,
+                    start=start,
+                    stop=stop,
+                    compute_ns=time,
+                    choice=choice,
+                    capacity_bytes=capacity,
+                )
+
+    def _replicas(self, start: int, index: int) -> int:
+        """Return bytes of tied storages that block `index` uses and no block of the stage before it holds."""
+        return sum(
+            tie.num_bytes
+            for tie in self._chain.ties
+            if index in tie.positions[1:] and not any(start <= position < index for position in tie.positions)
+        )
+
+    def _choice(self, free: Counter[int], forced: Counter[int], capacity: int) -> StreamChoice | None:
+        if self._num_slots == 0:
+            fits = not forced and sum(size * count for size, count in free.items()) <= capacity
+            return least_streamed(free, {}, capacity, 1) if fits else None
+        key = (tuple(sorted(free.items())), tuple(sorted(forced.items())), capacity)
+        if key not in self._choices:
+            self._choices[key] = least_streamed(free, forced, capacity, self._num_slots)
+        return self._choices[key]

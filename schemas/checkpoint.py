@@ -1,0 +1,111 @@
+"""A checkpoint's folder as planner and executor see it: its config, its shards by name, its index.
+
+Opening reads no shard: the bytes of the headers are compared with the plan's before anything in them is
+believed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bayplan.schemas.checkpoint_files import find_checkpoint
+from bayplan.schemas.checkpoint_index import (
+    CheckpointError,
+    CheckpointRule,
+    ShardIndex,
+    check_index_against_headers,
+)
+from bayplan.schemas.safetensors_header import SafetensorsHeader, TensorEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIG_NAME = "config.json"
+
+
+class LocalCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one checkpoint in a folder, every shard there, none read."""
+
+    folder: Path
+    config_path: Path | None
+    """None where the folder has no `config.json`."""
+    shard_names: tuple[str, ...]
+    """At least one; relative to the folder with `/` between folders, sorted."""
+    index: ShardIndex | None
+    """None where the checkpoint is a single file."""
+
+    def shard_path(self, name: str) -> Path:
+        """Return where shard `name` of this checkpoint is."""
+        return self.folder / name
+
+
+class TensorPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a checkpoint and where its bytes are."""
+
+    file: str
+    """Name of the shard."""
+    file_offset: int
+    """First byte, counted from the start of the file."""
+    entry: TensorEntry
+
+
+def open_folder(path: Path | str, *, variant: str | None = None) -> LocalCheckpoint:
+    """Return the checkpoint at `path`.
+
+    Args:
+        path: The folder, or one file in it that says which checkpoint is meant: a shard that is a whole
+            checkpoint, or an index.
+        variant: The middle of the file names, such as `fp16`; None: names without one.
+
+    Returns:
+        The checkpoint; its shards exist and are not opened.
+
+    Raises:
+        CheckpointError: As `find_checkpoint`.
+        JsonError: As `find_checkpoint`: the index is no strict JSON.
+    """
+    files = find_checkpoint(Path(path), variant=variant)
+    config_path = files.folder / CONFIG_NAME
+    return LocalCheckpoint(
+        folder=files.folder,
+        config_path=config_path if config_path.is_file() else None,
+        shard_names=tuple(shard.relative_to(files.folder).as_posix() for shard in files.shards),
+        index=files.index,
+    )
+
+
+def locate_tensors(
+    checkpoint: LocalCheckpoint, headers: Mapping[str, SafetensorsHeader]
+) -> dict[str, TensorPlace]:
+    """Return every tensor of the checkpoint by name.
+
+    Args:
+        checkpoint: An opened checkpoint.
+        headers: By shard name, one for each of `checkpoint.shard_names`.
+
+    Returns:
+        Places in the order of shards and bytes.
+
+    Raises:
+        CheckpointError: TENSOR_MISSING, TENSOR_UNLISTED: index and shards disagree.
+        CheckpointError: AMBIGUOUS: a tensor is in two shards; only where there is no index to say so.
+    """
+    if checkpoint.index is not None:
+        check_index_against_headers(checkpoint.index, headers)
+    places: dict[str, TensorPlace] = {}
+    for name in checkpoint.shard_names:
+        header = headers[name]
+        for entry in header.tensors:
+            if entry.fqn in places:
+                raise CheckpointError(
+                    CheckpointRule.AMBIGUOUS,
+                    "a tensor is in two shards",
+                    where=str(checkpoint.folder),
+                    got=f"{entry.fqn} in {places[entry.fqn].file} and {name}",
+                    needed="every tensor once",
+                )
+            places[entry.fqn] = TensorPlace(file=name, file_offset=header.file_offset(entry), entry=entry)
+    return places

@@ -1,0 +1,160 @@
+"""Models without weights: from a config's class, or from a user's own factory.
+
+Owns the whole build on meta, so that planner and executor hold the same module tree. Which class and dtype is
+`config`'s; how weights are avoided is `empty`'s; how transformers builds is `transformers_adapter`'s.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from bayplan.schemas.errors import UsageError
+from bayplan.schemas.strict_json import quote
+from bayplan.skeleton import transformers_adapter
+from bayplan.skeleton.buffers import compute_buffers
+from bayplan.skeleton.config import FOREIGN_FAULTS, ModelError, one_line
+from bayplan.skeleton.empty import build_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_SHOWN_NAMES = 3
+"""Names of tensors in a message; the rest is counted."""
+
+
+def build_model(
+    config: PretrainedConfig,
+    model_class: type[PreTrainedModel],
+    dtype: torch.dtype,
+    *,
+    folder: Path | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Return the model of `from_pretrained` with its parameters on meta and its buffers computed.
+
+    Dtypes of single parameters, ties that the config asks for, attention implementation, eval mode and
+    generation config are as there. A quantized checkpoint's `quantization_config` is not acted on: the model
+    has its plain layers.
+
+    Args:
+        config: From `config.load_config`; it is not changed.
+        model_class: From `config.choose_class`.
+        dtype: From `config.choose_dtype`, or the user's.
+        folder: Where the generation config is; None leaves the one that the config implies.
+        trust_remote_code: Also take a `generate` of the checkpoint's own.
+
+    Returns:
+        The model; two builds from equal arguments are equal.
+
+    Raises:
+        ModelError: The class's constructor fails.
+        ModelError: The generation config is not valid.
+        NoValueError: The class computes a buffer from weights.
+    """
+    try:
+        model = build_empty(lambda: transformers_adapter.instantiate(model_class, config, dtype))
+        compute_buffers(model)
+        transformers_adapter.tie(model)
+    except FOREIGN_FAULTS as error:
+        raise ModelError(
+            f"{model_class.__name__} cannot be built from this config", got=one_line(error)
+        ) from error
+    if folder is not None:
+        try:
+            transformers_adapter.adopt_generation_config(model, folder, trust_remote_code=trust_remote_code)
+        except FOREIGN_FAULTS as error:
+            raise ModelError(
+                "the generation config cannot be used", where=str(folder), got=one_line(error)
+            ) from error
+    return model
+
+
+def build_factory(spec: str) -> nn.Module:
+    """Return the module that a user's factory makes, without weights and in eval mode.
+
+    Args:
+        spec: `package.module:factory`. The factory takes no arguments and returns a new `nn.Module`; it may
+            be called twice.
+
+    Returns:
+        The module, all parameters on meta and all buffers on the CPU.
+
+    Raises:
+        UsageError: `spec` has another form.
+        ModelError: The module cannot be imported.
+        ModelError: It has no such callable.
+        ModelError: The factory fails.
+        ModelError: It returns something else than a module.
+        ModelError: Parameters have no shape yet.
+        ModelError: Parameters hold real weights.
+        NoValueError: Buffers are computed from weights or put on meta.
+    """
+    factory = _import_factory(spec)
+    module = build_empty(lambda: _call(factory, spec))
+    params = list(module.named_parameters())
+    lazy = [fqn for fqn, param in params if is_lazy(param)]
+    if lazy:
+        raise ModelError(
+            "the factory's module has parameters without a shape",
+            where=spec,
+            got=_shown(lazy),
+            needed="a module whose shapes are known",
+            hint="replace Lazy modules by ones with sizes",
+        )
+    real = [fqn for fqn, param in params if not param.is_meta]
+    if real:
+        raise ModelError(
+            "the factory's module holds real weights",
+            where=spec,
+            got=_shown(real),
+            needed="parameters made in the call, in its own thread",
+            hint="let the factory build a new module; weights come from --checkpoint",
+        )
+    return module.eval()
+
+
+def _import_factory(spec: str) -> Callable[[], object]:
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
+        raise UsageError("not a factory", got=quote(spec), needed="package.module:factory")
+    try:
+        found: object = importlib.import_module(module_name)
+    except FOREIGN_FAULTS as error:
+        raise ModelError(
+            f"cannot import {module_name}",
+            where=spec,
+            got=one_line(error),
+            hint="is its folder on PYTHONPATH?",
+        ) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ModelError(
+            f"{module_name} has no callable {attribute}", where=spec, needed="a function or class"
+        )
+    return cast("Callable[[], object]", found)
+
+
+def _call(factory: Callable[[], object], spec: str) -> nn.Module:
+    try:
+        made = factory()
+    except FOREIGN_FAULTS as error:
+        raise ModelError("the factory fails", where=spec, got=one_line(error)) from error
+    if not isinstance(made, nn.Module):
+        raise ModelError(
+            "the factory returns no module", where=spec, got=type(made).__name__, needed="an nn.Module"
+        )
+    return made
+
+
+def _shown(fqns: list[str]) -> str:
+    more = len(fqns) - _SHOWN_NAMES
+    return ", ".join(fqns[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

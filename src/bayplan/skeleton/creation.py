@@ -1,0 +1,164 @@
+"""Where a new tensor goes while a model is built without weights: small ones to the CPU, large ones to meta.
+
+Owns the torch function mode under which constructors run. Knows nothing of modules and parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from bayplan.schemas.errors import BayplanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_REAL_ELEMENTS = 2**24
+"""Elements of the largest tensor that is created with values: a 4096 x 4096 mask.
+
+As fp32 that is 64 MiB, held only for a moment if it becomes a parameter, and not touched if it is
+`torch.empty`.
+"""
+
+# New tensors whose content is one value, random or undefined: what parameters are made of.
+_SIZED = frozenset(
+    {
+        torch.empty,
+        torch.empty_permuted,
+        torch.empty_strided,
+        torch.eye,
+        torch.full,
+        torch.ones,
+        torch.rand,
+        torch.randint,
+        torch.randn,
+        torch.randperm,
+        torch.zeros,
+    }
+)
+# The same, with dtype and device taken from a tensor.
+_LIKE = frozenset(
+    {
+        torch.empty_like,
+        torch.full_like,
+        torch.ones_like,
+        torch.rand_like,
+        torch.randint_like,
+        torch.randn_like,
+        torch.zeros_like,
+        torch.Tensor.new_empty,
+        torch.Tensor.new_empty_strided,
+        torch.Tensor.new_full,
+        torch.Tensor.new_ones,
+        torch.Tensor.new_zeros,
+    }
+)
+# New tensors whose values carry meaning: always real, whatever their size.
+_VALUED = frozenset(
+    {
+        torch.arange,
+        torch.as_tensor,
+        torch.asarray,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.fft.fftfreq,
+        torch.fft.rfftfreq,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+        torch.linspace,
+        torch.logspace,
+        torch.range,
+        torch.scalar_tensor,
+        torch.tensor,
+        torch.tril_indices,
+        torch.triu_indices,
+        torch.Tensor.new_tensor,
+    }
+)
+_TO_ONE_DEVICE = frozenset({torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu})
+
+
+class NoValueError(BayplanError):
+    """Values were asked for that a model built without weights does not have."""
+
+
+class CreationMode(TorchFunctionMode):
+    """Decides for every tensor that this thread creates whether it is real or on meta.
+
+    `device=` arguments are followed only where they say meta, and nothing is moved between devices. An
+    operation that would leave values from meta in a real tensor is an error: torch lets some of them pass
+    (`real.add_(meta)`).
+
+    Attributes:
+        max_real_elements: Elements of the largest tensor that is created with values.
+    """
+
+    def __init__(self, max_real_elements: int) -> None:
+        super().__init__()
+        self.max_real_elements = max_real_elements
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        named = dict(kwargs or {})
+        if func is torch.Tensor.to:
+            return _to(cast("torch.Tensor", args[0]), args[1:], named)
+        if func in _TO_ONE_DEVICE:
+            return args[0]
+        if named.get("out") is None:
+            if func in _SIZED or (func is torch.normal and (len(args) == 3 or "size" in named)):
+                return self._create(func, args, named)
+            if func in _LIKE and (named.get("device") is not None or not _takes_meta(args, named)):
+                return self._create(func, args, named)
+            if func in _VALUED and not _is_explicit_meta(named) and not _takes_meta(args, named):
+                named["device"] = "cpu"
+        result = func(*args, **named)
+        if isinstance(result, torch.Tensor) and not result.is_meta and _takes_meta(args, named):
+            raise NoValueError(
+                f"{getattr(func, '__name__', func)} puts the values of a weight into a buffer,"
+                " but the model is built without weights",
+                hint="compute it in forward, or load the whole model without bayplan",
+            )
+        return result
+
+    def _create(
+        self, func: Callable[..., object], args: tuple[object, ...], named: dict[str, object]
+    ) -> object:
+        # A meta tensor costs nothing and tells the size, however it was spelled; it takes no generator.
+        shape_only = {k: v for k, v in named.items() if k not in {"device", "generator", "pin_memory"}}
+        on_meta = cast("torch.Tensor", func(*args, **shape_only, device="meta"))
+        if _is_explicit_meta(named) or on_meta.numel() > self.max_real_elements:
+            return on_meta
+        return func(*args, **{**named, "device": "cpu"})
+
+
+def _is_explicit_meta(named: dict[str, object]) -> bool:
+    device = named.get("device")
+    return device is not None and torch.device(cast("str", device)).type == "meta"
+
+
+def _takes_meta(args: tuple[object, ...], named: dict[str, object]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.is_meta for value in (*args, *named.values()))
+
+
+def _to(tensor: torch.Tensor, args: tuple[object, ...], named: dict[str, object]) -> object:
+    """Run `Tensor.to` without its device: all stays where it is, except what goes to meta."""
+    rest = list(args)
+    if isinstance(named.get("other"), torch.Tensor):
+        rest.insert(0, named.pop("other"))
+    if rest and isinstance(rest[0], torch.Tensor):
+        rest[:1] = [rest[0].device, rest[0].dtype]
+    names: tuple[str, ...] = ("device", "dtype", "non_blocking", "copy")
+    if rest and isinstance(rest[0], torch.dtype):
+        names = names[1:]
+    named.update(zip(names, rest, strict=False))
+    if named.get("device") is not None and not _is_explicit_meta(named):
+        named["device"] = tensor.device
+    return tensor.to(**named)  # type: ignore[call-overload]  # the overloads want each argument spelled out

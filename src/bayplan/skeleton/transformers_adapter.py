@@ -1,0 +1,213 @@
+"""The one module that touches transformers' internals, so that a new release of it is met in one place.
+
+Owns: a model built as `from_pretrained` builds it before it loads, transformers' own initialization of
+buffers, its dtypes for single parameters, its ties, its renamings of checkpoint names, and its class tables.
+Knows nothing of folders' contents beyond what it is asked to hand on. Written for transformers 5.20 to 5.24.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import threading
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    dot_natural_key,
+    rename_source_key,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _LazyAutoMapping
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.monkey_patching import patch_output_recorders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from transformers import PretrainedConfig
+
+# Building a model changes the default dtype and class attributes of the whole process.
+_BUILD_LOCK = threading.RLock()
+
+
+def is_known_model_type(model_type: str) -> bool:
+    """Return whether the installed transformers has a config class of that type."""
+    return model_type in CONFIG_MAPPING
+
+
+def classes_for(config: PretrainedConfig) -> tuple[type[PreTrainedModel], ...]:
+    """Return the classes that transformers' auto classes know for a config, sorted by name."""
+    found: dict[str, type[PreTrainedModel]] = {}
+    for table in vars(modeling_auto).values():
+        if isinstance(table, _LazyAutoMapping) and type(config) in table:
+            entry = table[type(config)]
+            for candidate in entry if isinstance(entry, tuple) else (entry,):
+                if candidate is not None:
+                    found[candidate.__name__] = candidate
+    return tuple(found[name] for name in sorted(found))
+
+
+def remote_class(config: PretrainedConfig, name: str, folder: Path) -> type[PreTrainedModel] | None:
+    """Run the checkpoint's own code and return its class of that name; None where `auto_map` has none.
+
+    The caller has made sure that the user trusts the code.
+    """
+    auto_map = cast("dict[str, object]", getattr(config, "auto_map", None) or {})
+    for reference in auto_map.values():
+        if isinstance(reference, str) and reference.rpartition(".")[2] == name:
+            found = cast(
+                "type[PreTrainedModel]",
+                get_class_from_dynamic_module(reference, str(folder), local_files_only=True),
+            )
+            found.register_for_auto_class()  # marks it as custom code, as the auto classes do
+            return found
+    return None
+
+
+def instantiate(
+    model_class: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return a new model, built in the contexts of `from_pretrained` but for the device, not yet tied.
+
+    To be called while an empty build is open; without one it allocates all weights.
+
+    Args:
+        model_class: The class to build.
+        config: Copied, as its dtype is set.
+        dtype: The default dtype while the constructor runs; must be floating point.
+
+    Returns:
+        The model in eval mode. Its parameters have the dtypes that `from_pretrained` gives them, and nothing
+        is initialized but what the constructors themselves do.
+    """
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    for name in config.sub_configs:
+        if (sub_config := getattr(config, name)) is not None:
+            sub_config.dtype = dtype
+    with _BUILD_LOCK, contextlib.ExitStack() as stack:
+        for context in model_class.get_init_context(dtype, False, False, False):
+            if not isinstance(context, torch.device):  # meta for everything would lose the buffers' values
+                stack.enter_context(context)
+        stack.enter_context(_no_initialization())
+        model = model_class(config)
+        patch_output_recorders(model)
+    _apply_dtype_plan(model, dtype)
+    model.set_use_kernels(False)
+    model.train(mode=False)
+    return model
+
+
+@contextlib.contextmanager
+def _no_initialization() -> Iterator[None]:
+    """Make the initialization at the end of a constructor a no-op: there are no weights to initialize."""
+    original = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = original  # type: ignore[method-assign]
+
+
+def _apply_dtype_plan(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Set the dtype of parameters that the class keeps in fp32; the others have theirs already."""
+    plan = cast("dict[str, torch.dtype]", model._get_dtype_plan(dtype))
+    if not plan:
+        return
+    pattern, glob_by_group, _ = build_glob_alternation(list(plan))
+    for fqn, tensor in model.state_dict(keep_vars=True).items():
+        match = pattern.search(fqn)
+        if match is not None and match.lastgroup is not None:
+            tensor.data = tensor.data.to(plan[glob_by_group[match.lastgroup]])
+
+
+def initialize_buffers(model: PreTrainedModel) -> None:
+    """Run transformers' own initialization on all buffers, as `from_pretrained` does after loading."""
+    for param in model.parameters():
+        param._is_hf_initialized = True  # type: ignore[attr-defined]  # keeps the initialization off
+    with _BUILD_LOCK:  # it exchanges functions of torch.nn.init
+        model.initialize_weights()  # type: ignore[no-untyped-call]
+
+
+def tie(model: PreTrainedModel) -> None:
+    """Tie the weights that the config says are tied."""
+    model.tie_weights(recompute_mapping=False)
+
+
+def tied_sources(model: PreTrainedModel) -> dict[str, str]:
+    """Return the names that the config ties: alias to the name that it is tied to."""
+    return dict(model.all_tied_weights_keys)
+
+
+def adopt_generation_config(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
+    """Give a generating model the generation config of its folder, or the one that `config.json` implies."""
+    if model.can_generate() and isinstance(model, GenerationMixin):
+        model.adjust_generation_fn(
+            None,
+            False,
+            False,
+            str(folder),
+            cache_dir=None,
+            force_download=False,
+            proxies=None,
+            local_files_only=True,
+            token=None,
+            revision=None,
+            subfolder="",
+            trust_remote_code=trust_remote_code,
+        )
+
+
+class RenamedTensor(NamedTuple):
+    """A tensor of the checkpoint and the name that it has in the model."""
+
+    source: str
+    target: str
+    """Name in the model; of several, the first."""
+    operations: tuple[str, ...]
+    """What else transformers does to it, such as `MergeModulelist(dim=0)`; empty if nothing."""
+
+
+def renamed_tensors(model: PreTrainedModel, names: Iterable[str]) -> tuple[RenamedTensor, ...]:
+    """Return what `from_pretrained` makes of each name of a checkpoint, in its order of loading."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+    operations = {
+        pattern: tuple(map(repr, converter.operations))
+        for converter in converters
+        for pattern in converter.source_patterns
+    }
+    prefix = model.base_model_prefix
+    state = model.state_dict()
+    renamed = []
+    # The order counts: some renamings switch on once they have seen a certain name.
+    for source in sorted(names, key=dot_natural_key):
+        target, pattern = rename_source_key(source, renamings, converters, prefix, state)
+        if target not in state and source in state:
+            target, pattern = rename_source_key(
+                source, [], [], base_model_prefix=prefix, meta_state_dict=state
+            )
+        renamed.append(RenamedTensor(source, target, operations[pattern] if pattern is not None else ()))
+    return tuple(renamed)
+
+
+def ignores_unexpected(model: PreTrainedModel, target: str) -> bool:
+    """Return whether `from_pretrained` drops a tensor without a warning that the model has no place for."""
+    patterns = set(model._keys_to_ignore_on_load_unexpected or ())
+    buffers = [fqn for fqn, _ in model.named_buffers()]
+    # Buffers that older versions saved, under other names
+    if any(fqn.endswith("rotary_emb.inv_freq") for fqn in buffers):
+        patterns.add(r"rotary_emb\.inv_freq")
+    if any(fqn.endswith("position_ids") for fqn in buffers):
+        patterns.add(r"(^|\.)position_ids$")
+    return any(re.search(pattern, target) for pattern in patterns)
