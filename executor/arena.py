@@ -47,8 +47,9 @@ class Region:
         return 0 <= address - self.address < self.num_bytes
 
     def carve(self, start: int, num_bytes: int) -> Region:
-        """Return the part of `num_bytes` bytes from `start` on; `start` is a multiple of `ALIGNMENT_BYTES`."""
-        assert 0 <= start and start + num_bytes <= self.num_bytes, "a part lies inside its region"
+        """Return the part of `num_bytes` bytes from `start` on, a multiple of `ALIGNMENT_BYTES`."""
+        assert start >= 0, "a part begins inside its region"
+        assert start + num_bytes <= self.num_bytes, "a part ends inside its region"
         return Region(
             self._mapping,
             base_address=self._base_address,
@@ -59,15 +60,15 @@ class Region:
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor over the region.
 
-        Every tensor has a storage of its own, of exactly its bytes: libraries that look for shared storages must
-        not take neighbours in an arena for views of each other.
+        Every tensor has a storage of its own, of exactly its bytes: libraries that look for shared storages
+        must not take neighbours in an arena for views of each other.
 
         Args:
             dtype: Element type.
             shape: Shape whose bytes are at most `num_bytes`.
 
         Returns:
-            Shape `shape`, on the CPU, aligned to `ALIGNMENT_BYTES`; not an inference tensor, whatever the mode.
+            Shape `shape`, on the CPU, aligned to `ALIGNMENT_BYTES`; never an inference tensor.
         """
         num_elements = 1
         for size in shape:

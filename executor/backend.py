@@ -43,7 +43,7 @@ class DeviceBackend(Protocol):
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy, with a cast where the data types differ; `source` stays untouched until it is done."""
+        """Queue a copy, with a cast where the data types differ."""
 
     def record(self) -> Event:
         """Return the point that the calling thread's current stream has reached."""

@@ -15,7 +15,7 @@ _V1_UNLIMITED = 2**62  # version 1 writes a huge number where there is no limit
 
 
 def host_capacity_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that processes here may use at most: installed, or the tightest control group's limit.
+    """Return the memory that processes here may use: installed, or the tightest control group's limit.
 
     Args:
         root: Where `proc` and `sys` are; for tests.
@@ -67,7 +67,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _groups(root: Path) -> list[tuple[int, int]]:
-    """Return limit and use, page cache not counted, of every control group around this process that has a limit."""
+    """Return limit and use, page cache not counted, of the control groups around this process with a limit."""
     membership = root / "proc/self/cgroup"
     if sys.platform != "linux" or not membership.exists():
         return []

@@ -1,7 +1,7 @@
 """Reading tensors of safetensors shards straight to where they are bound.
 
-Owns the split of a block into requests and their execution: neighbours in a shard are read by one `preadv` with
-one buffer per tensor, so nothing is copied and the interpreter lock is free while the disk works. Knows
+Owns the split of a block into requests and their execution: neighbours in a shard are read by one `preadv`
+with one buffer per tensor, so nothing is copied and the interpreter lock is free while the disk works. Knows
 nothing of modules or plans; offsets come from headers that were checked.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from bayplan.executor.errors import ShardChangedError, ShardReadError, TruncatedShardError
+from bayplan.executor.errors import ShardReadError, TruncatedShardError
 from bayplan.executor.open_files import OpenFiles
 from bayplan.schemas.plan import CAST_SCRATCH_BYTES, GAP_SCRATCH_BYTES
 from bayplan.skeleton.formats import torch_dtype
@@ -137,9 +137,7 @@ def _direct_requests(run: Sequence[ReadItem], scratch: Scratch) -> Iterator[Requ
     while buffers:
         taken, buffers = _split(buffers)
         num_bytes = sum(len(buffer) for buffer in taken)
-        yield Request(
-            file=run[0].source.file, file_offset=start, buffers=tuple(taken), num_bytes=num_bytes
-        )
+        yield Request(file=run[0].source.file, file_offset=start, buffers=tuple(taken), num_bytes=num_bytes)
         start += num_bytes
 
 
@@ -189,7 +187,7 @@ class ShardReader:
 
         Args:
             requests: As from `make_requests`.
-            is_cancelled: Asked before each request; True ends the call early, with part of the bytes in place.
+            is_cancelled: Asked before each request; True ends the call, with part of the bytes in place.
 
         Returns:
             Bytes read.
@@ -240,9 +238,7 @@ class ShardReader:
             except OSError as error:
                 if error.errno not in _TRANSIENT_ERRORS or attempt == _ATTEMPTS:
                     reason = error.strerror or str(error)
-                    raise ShardReadError(
-                        str(self._files.path(file)), offset=offset, reason=reason
-                    ) from error
+                    raise ShardReadError(str(self._files.path(file)), offset=offset, reason=reason) from error
                 # A network file system wants a stale handle opened anew.
                 self._files.reopen(file)
         raise AssertionError("the last attempt returns or raises")

@@ -72,6 +72,7 @@ class Ring:
         self._changed = threading.Condition()
         self._is_cancelled = False
         self._is_closing = False
+        self._fatal: BaseException | None = None
         self._pid = os.getpid()
         # A daemon, so that a model which was never released does not keep the interpreter alive.
         self._thread = threading.Thread(target=self._run, name="bayplan-reader", daemon=True)
@@ -93,8 +94,7 @@ class Ring:
         if os.getpid() != self._pid:
             raise ForkedProcessError(self.order[block])
         with self._changed:
-            if self._is_closing:
-                raise ReleasedError
+            self._check_open(block)
             self._check_calls(block)
             entry = self._state.begin(threading.get_ident(), block)
             try:
@@ -171,30 +171,39 @@ class Ring:
         state.wanted = block
         try:
             while not slot.holds(block, SlotState.READY):
-                if self._is_closing:
-                    raise ReleasedError
+                self._check_open(block)
                 if slot.holds(block, SlotState.FAILED):
                     error = slot.error
                     slot.empty()
                     raise _stream_error(self.order[block], error) from error
-                self._is_cancelled = state.is_fill_useless()
-                self._changed.notify_all()
+                self._cancel_useless()
                 self._changed.wait()
         finally:
             state.wanted = None
             state.counts[block].wait_ns += time.perf_counter_ns() - started_ns
-        self._is_cancelled = state.is_fill_useless()
+        self._cancel_useless()
+
+    def _cancel_useless(self) -> None:
+        # Never taken back: the reader may have ended early already, and part of a block is no block.
+        self._is_cancelled = self._is_cancelled or self._state.is_fill_useless()
         self._changed.notify_all()
+
+    def _check_open(self, block: int) -> None:
+        if self._fatal is not None:
+            raise _stream_error(self.order[block], self._fatal) from self._fatal
+        if self._is_closing:
+            raise ReleasedError
 
     def _run(self) -> None:
         try:
             while (block := self._next()) is not None:
                 self._fill_slot(block)
-        finally:
-            # Also when something unforeseen ended the thread: nobody may wait for it.
+        except BaseException as error:
+            # Unforeseen: the thread is lost, and nobody may wait for it.
             with self._changed:
-                self._is_closing = True
+                self._fatal = error
                 self._changed.notify_all()
+            raise
 
     def _next(self) -> int | None:
         """Wait for something to read and claim its slot; None: the ring closes."""

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bayplan.planner.operations import operation_flops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # A Mamba layer without its kernel loops over positions in Python; beyond this a trace would take minutes.
 MAX_OPERATIONS = 1_000_000
@@ -115,8 +115,9 @@ class ActivityMode(TorchDispatchMode):
         self._num_operations = 0
 
     def start(self) -> None:
-        """Begin the log of another forward; what is alive stays known."""
-        self.log = ForwardLog()
+        """Begin the log of another forward; what is alive stays known and is its first entry."""
+        alive = [Event(EventKind.ALLOCATE, note.serial, note.num_bytes) for note in self._notes.values()]
+        self.log = ForwardLog(events=alive)
         self._stack.clear()
         self._num_operations = 0
 
@@ -138,11 +139,6 @@ class ActivityMode(TorchDispatchMode):
     def note(self, tensor: torch.Tensor) -> StorageNote | None:
         """Return what is known of the tensor's storage; None for parameters, buffers and tensors from elsewhere."""
         return self._notes.get(storage_key(tensor))
-
-    def adopt(self, tensors: Iterable[torch.Tensor], producers: frozenset[int] = frozenset()) -> None:
-        """Count tensors that were made outside the mode, such as the inputs, as allocated now."""
-        for tensor in tensors:
-            self._register(tensor, producers)
 
     def __torch_dispatch__(
         self,
@@ -191,7 +187,7 @@ class ActivityMode(TorchDispatchMode):
             used.append(note)
             if top is None:
                 producers.update(note.producers)
-            elif note.made_in != top and note.producers and top not in note.producers:
+            elif note.producers and top not in note.producers:
                 entry = self.log.inputs.setdefault(top, {})
                 known, _ = entry.get(note.serial, (0, note.producers))
                 entry[note.serial] = (max(known, tensor.nbytes), note.producers)

@@ -16,8 +16,8 @@ from bayplan.schemas.types import DeviceId
 def device_aliases(inventory: Inventory) -> dict[str, DeviceId]:
     """Return every accepted name of every device, with the id it stands for.
 
-    A device's own id always counts. On a single node its last part does too (`cpu`, `gpu0`), and torch's name (`cuda:0`:
-    the first of that backend in chain order).
+    A device's own id always counts. On a single node its last part does too (`cpu`, `gpu0`), and torch's name
+    (`cuda:0`: the first of that backend in chain order).
     """
     aliases: dict[str, DeviceId] = {device.id: device.id for device in inventory.devices}
     if len(inventory.nodes) > 1:
@@ -101,8 +101,8 @@ def parse_max_memory(options: Sequence[str], inventory: Inventory) -> dict[Devic
 def device_budgets(inventory: Inventory, max_memory: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
     """Return the bytes that a plan may use by device id, in chain order.
 
-    The user's figure where there is one, else capacity minus reserve. Devices that share host memory each have a budget of
-    their own here; that together they must stay under the host's is for the solver to keep.
+    The user's figure where there is one, else capacity minus reserve. Devices that share host memory each have
+    a budget of their own here; that together they must stay under the host's is for the solver to keep.
 
     Args:
         inventory: The devices there are.

@@ -1,8 +1,8 @@
 """The catalogue: accelerators, CPUs and links by name, every figure with its source.
 
-Owns what an entry is and how one is found; the entries themselves are in `bayplan.planner.catalogue_entries`. Rates are
-datasheet peaks where no measurement is named: `bayplan inventory --calibrate` and `bayplan verify` replace them by what a
-machine really does.
+Owns what an entry is and how one is found; the entries are in `catalogue_accelerators`, `catalogue_cpus` and
+`catalogue_links`. Rates are datasheet peaks where no measurement is named: calibration replaces them by what
+a machine really does.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ CPU_FEATURES = frozenset(
         "sve",
     }
 )
-"""Instruction sets, as Linux spells them, that choose other CPU kernels in torch or bitsandbytes: other speed, other bits."""
+"""Instruction sets, as Linux spells them, that make torch or bitsandbytes take other kernels."""
 
 
 def find_accelerator(name: str, catalogue: Mapping[str, AcceleratorEntry], *, where: str) -> AcceleratorEntry:

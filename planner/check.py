@@ -15,9 +15,7 @@ Problems = Iterator[tuple[str, str]]
 
 
 def check(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return `(path, text)` for everything in `plan` that its own inputs contradict; empty for a sound
-    plan.
-    """
+    """Return `(path, text)` for everything in `plan` that its own inputs contradict."""
     costs = [run for run in plan.problem.runs for _ in range(run.count)]
     if len(costs) != len(plan.blocks):
         return (("$.problem.runs", f"{len(costs)} blocks, but the plan places {len(plan.blocks)}"),)
@@ -125,8 +123,8 @@ def _summary_problems(plan: Plan, costs: list[BlockRun]) -> Problems:
             "$.summary.streamed_bytes_per_step",
             f"{summary.streamed_bytes_per_step}, but the streamed blocks have {streamed}",
         )
-    step = summary.predicted_decode_ns
-    if summary.objective == "prefill" or step is None:
-        step = summary.predicted_first_output_ns
-    if summary.lower_bound_ns > step:
-        yield "$.summary.lower_bound_ns", f"{summary.lower_bound_ns} is above the prediction {step}"
+    step_ns, bound_ns = summary.predicted_step_ns, summary.lower_bound_ns
+    if bound_ns > step_ns:
+        yield "$.summary.lower_bound_ns", f"{bound_ns} is above the prediction {step_ns}"
+    elif summary.gap_ppm != (-(-(step_ns - bound_ns) * 1_000_000 // step_ns) if step_ns else 0):
+        yield "$.summary.gap_ppm", f"{summary.gap_ppm}, but {bound_ns} and {step_ns} give another gap"

@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 
 from bayplan.planner.catalogue import AcceleratorEntry, find_accelerator, find_cpu
-from bayplan.planner.catalogue_entries import ACCELERATORS, CPUS, DEFAULT_DISK
+from bayplan.planner.catalogue_accelerators import ACCELERATORS
+from bayplan.planner.catalogue_cpus import CPUS
+from bayplan.planner.catalogue_links import DEFAULT_DISK
 from bayplan.planner.inventory import Compute, Host, assemble, catalogue_disk
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.hardware import Disk, Inventory
@@ -47,7 +49,10 @@ def declare_inventory(
     """
     if not devices and cpu is None:
         raise UsageError(
-            "the declared machine computes nothing", where="--device", needed="an accelerator or a CPU", hint="add --cpu"
+            "the declared machine computes nothing",
+            where="--device",
+            needed="an accelerator or a CPU",
+            hint="add --cpu",
         )
     accelerators = _accelerators(devices)
     host = Host(

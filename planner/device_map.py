@@ -32,12 +32,15 @@ def device_map(plan: Plan) -> dict[str, int | str]:
             needed="one node",
             hint="use --as json",
         )
-    accelerators = [device.id for device in plan.devices if device.backend != Backend.CPU]
-    entries = {
+    accelerators = [
+        device.id
+        for device in plan.inventory.devices
+        if device.backend != Backend.CPU and device.id.partition("/")[0] in nodes
+    ]
+    return {
         block.id.removesuffix(OWN_SUFFIX): _place(block, accelerators)
         for block in sorted(plan.blocks, key=lambda block: not block.id.endswith(OWN_SUFFIX))
     }
-    return entries
 
 
 def _place(block: Block, accelerators: list[str]) -> int | str:

@@ -11,10 +11,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
-from bayplan.planner.activity import ActivityMode, Event, ForwardLog, storage_key
-from bayplan.planner.cache_tensors import CACHE_ARGUMENTS, cache_tensors, find_cache
+from bayplan.planner.activity import ActivityMode, ForwardLog, storage_key
+from bayplan.planner.cache_tensors import cache_tensors, find_cache
 from bayplan.planner.footprint import call_peaks, outside_peak
 from bayplan.planner.inputs import Attempt, accepts, is_encoder_decoder, make_inputs
 from bayplan.planner.operations import FusedAttentionMode
@@ -64,7 +65,7 @@ def observe(
     """Run the forwards of a workload on meta tensors.
 
     Args:
-        model: Parameters on meta, in eval mode. It is left as it was.
+        model: Parameters on meta, in eval mode. Its tensors are left as they were.
         blocks: Partition of the model.
         workload: Batch and lengths.
         attempt: Which inputs to pass.
@@ -76,10 +77,9 @@ def observe(
         TraceTooLongError: A forward takes too many operations.
         UnknownInputsError: As `make_inputs`.
     """
-    with _buffers_on_meta(model), contextlib.ExitStack() as stack:
-        owners, buffers = _owners(model, blocks)
-        before = {key: tensor for key, tensor in _buffer_objects(model, blocks)}
-        mode = ActivityMode(owners, buffers)
+    with buffers_on_meta(model) as twins, contextlib.ExitStack() as stack:
+        block_of = {fqn: index for index, block in enumerate(blocks) for fqn in block.fqns}
+        mode = ActivityMode(_owners(model, block_of), frozenset(map(storage_key, twins.values())))
         for index, block in enumerate(blocks):
             if not block.is_own:
                 _watch(block.module, index, mode, stack)
@@ -89,16 +89,14 @@ def observe(
         stack.enter_context(FusedAttentionMode())
         stack.enter_context(mode)
         runs = _Runs(model, workload, attempt, mode)
-        generates = can_generate(model)
-        chunk = workload.prefill_chunk if generates else workload.context
+        chunk = workload.prefill_chunk if can_generate(model) else workload.context
         filled, prefill = runs.run(workload.context - chunk, chunk)
         kv_bytes, excess = runs.cache_bytes()
-        runs.forget()
         decode = None
-        if generates:
-            _, decode = runs.run(workload.context - 1, 1)
-            runs.forget()
-        replaced = {block for key, tensor in before.items() if _changed(model, key, tensor) for block in key[1]}
+        if can_generate(model):
+            # Without a cache every step is a forward over everything.
+            decode = runs.run(workload.context - 1, 1)[1] if kv_bytes else prefill
+        replaced = {block_of[fqn] for fqn, twin in twins.items() if _tensor_at(model, fqn) is not twin}
     return Observation(
         prefill=prefill,
         decode=decode,
@@ -107,3 +105,140 @@ def observe(
         replaced_buffers=frozenset(replaced),
         excess_cache_bytes=excess,
     )
+
+
+def can_generate(model: nn.Module) -> bool:
+    """Return whether `generate()` makes sense for the model's class."""
+    return isinstance(model, GenerationMixin) and model.can_generate()
+
+
+@contextlib.contextmanager
+def buffers_on_meta(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Put meta twins in the place of all buffers, so that a forward can neither read nor change their values.
+
+    Yields:
+        The twins under every name of a buffer; shared buffers share a twin.
+    """
+    modules = list(model.modules())
+    saved = [(dict(module._buffers), set(module._non_persistent_buffers_set)) for module in modules]
+    twins: dict[int, torch.Tensor] = {}
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = twins.setdefault(id(buffer), buffer.to("meta", copy=True))
+    try:
+        yield {named.fqn: named.tensor for named in named_tensors(model) if named.is_buffer}
+    finally:
+        for module, (buffers, non_persistent) in zip(modules, saved, strict=True):
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._non_persistent_buffers_set.clear()
+            module._non_persistent_buffers_set.update(non_persistent)
+
+
+def _owners(model: nn.Module, block_of: dict[str, int]) -> dict[int, frozenset[int]]:
+    """Return the blocks of every parameter and buffer by storage; tied ones have several."""
+    owners: dict[int, set[int]] = defaultdict(set)
+    for named in named_tensors(model):
+        owners[storage_key(named.tensor)].add(block_of[named.fqn])
+    return {key: frozenset(indices) for key, indices in owners.items()}
+
+
+def _tensor_at(model: nn.Module, fqn: str) -> torch.Tensor | None:
+    path, _, name = fqn.rpartition(".")
+    return model.get_submodule(path)._buffers.get(name)
+
+
+def _watch(module: nn.Module, index: int, mode: ActivityMode, stack: contextlib.ExitStack) -> None:
+    """Tell `mode` of every call of the module until `stack` closes."""
+    enter = module.register_forward_pre_hook(lambda module, args: mode.enter(index))
+    stack.callback(enter.remove)
+    leave = module.register_forward_hook(lambda module, args, output: mode.exit(index, output))
+    stack.callback(leave.remove)
+
+
+class _Runs:
+    """Runs forwards and keeps the output of the last."""
+
+    def __init__(
+        self, model: PreTrainedModel, workload: Workload, attempt: Attempt, mode: ActivityMode
+    ) -> None:
+        self._model = model
+        self._workload = workload
+        self._attempt = attempt
+        self._mode = mode
+        self._output: object = None
+        self._options: dict[str, object] = {}
+        if can_generate(model):
+            wanted = {"use_cache": True, "logits_to_keep": 1 if workload.logits == "last" else 0}
+            self._options = {name: value for name, value in wanted.items() if accepts(model, name)}
+
+    def run(self, num_past: int, num_tokens: int) -> tuple[ForwardFigures | None, ForwardFigures]:
+        """Fill a cache with `num_past` positions, then run `num_tokens` on top; return the figures of both."""
+        filled = None
+        if num_past:
+            filled = self._forward(0, num_past, {}, frozenset())
+        carried = self._carried() if num_past else {}
+        previous = self._cached()
+        self._output = None
+        return filled, self._forward(num_past, num_tokens, carried, previous)
+
+    def cache_bytes(self) -> tuple[dict[int, int], int]:
+        """Return the cache's bytes by block after the last forward, and what its storages take beyond them."""
+        views: dict[tuple[object, ...], tuple[int, int]] = {}
+        storages: dict[int, int] = {}
+        called = [*self._mode.log.num_calls, 0]
+        for tensor in self._cache_tensors():
+            key = storage_key(tensor)
+            note = self._mode.note(tensor)
+            block = called[0]
+            if note is not None:
+                # A cache made before the blocks run belongs to the one that fills it.
+                block = note.made_in if note.made_in is not None else min(note.producers, default=block)
+            storages[key] = tensor.untyped_storage().nbytes()
+            view = (key, tensor.storage_offset(), tensor.shape, tensor.stride())
+            views[view] = (block, tensor.nbytes)
+        kv_bytes: dict[int, int] = defaultdict(int)
+        for block, num_bytes in views.values():
+            kv_bytes[block] += num_bytes
+        return dict(kv_bytes), max(0, sum(storages.values()) - sum(kv_bytes.values()))
+
+    def _forward(
+        self, num_past: int, num_tokens: int, carried: dict[str, object], previous: frozenset[int]
+    ) -> ForwardFigures:
+        inputs = make_inputs(
+            self._model,
+            self._attempt,
+            batch=self._workload.batch,
+            num_tokens=num_tokens,
+            num_past=num_past,
+            encoder_context=self._workload.encoder_context,
+        )
+        self._mode.start()
+        self._output = self._model(**inputs, **carried, **self._options)
+        log = self._mode.log
+        kept = self._cached()
+        return ForwardFigures(
+            log=log,
+            activation_bytes=call_peaks(log.events, kept=kept, previous=previous),
+            outside_bytes=outside_peak(log.events, cached=kept | previous),
+        )
+
+    def _carried(self) -> dict[str, object]:
+        """Return what the next forward takes over from the last one: the cache, and the encoder's output."""
+        carried: dict[str, object] = {}
+        found = find_cache(self._output)
+        if found is not None and accepts(self._model, found[0]):
+            carried[found[0]] = found[1]
+        if is_encoder_decoder(self._model):
+            hidden = getattr(self._output, "encoder_last_hidden_state", None)
+            carried["encoder_outputs"] = BaseModelOutput(last_hidden_state=hidden)
+        return carried
+
+    def _cache_tensors(self) -> tuple[torch.Tensor, ...]:
+        found = find_cache(self._output)
+        return () if found is None else cache_tensors(found[1])
+
+    def _cached(self) -> frozenset[int]:
+        notes = [self._mode.note(tensor) for tensor in self._cache_tensors()]
+        return frozenset(note.serial for note in notes if note is not None)

@@ -11,7 +11,7 @@ from itertools import combinations
 import msgspec
 
 from bayplan.planner.catalogue import AcceleratorEntry, CpuEntry, DiskEntry, LinkEntry
-from bayplan.planner.catalogue_entries import LINKS
+from bayplan.planner.catalogue_links import LINKS
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Device, Disk, Inventory, Link, Node
 from bayplan.schemas.types import Backend, NumBytes
 
@@ -65,9 +65,7 @@ def assemble(*, source: str, host: Host, disk: Disk, accelerators: Sequence[Comp
             links.append(_link(one.id, other.id, LINKS[found.entry.peer_link]))
     if host.cpu is not None:
         devices.append(_cpu(host.cpu, host, reserve_bytes))
-    node = Node(
-        id=NODE_ID, host_memory_bytes=host.memory_bytes, host_reserve_bytes=reserve_bytes, disk=disk
-    )
+    node = Node(id=NODE_ID, host_memory_bytes=host.memory_bytes, host_reserve_bytes=reserve_bytes, disk=disk)
     return Inventory(
         format_version=INVENTORY_FORMAT_VERSION,
         source=source,

@@ -1,4 +1,4 @@
-"""A plan as markdown, for a pull request or an issue: the same facts as on the screen, in pipe tables.
+"""A plan or a diff as markdown, for a pull request: the same facts as on the screen, in pipe tables.
 
 Owns the markdown syntax. What stands in the tables is decided in `plan_tables` and `plan_facts`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bayplan.planner.diff_text import diff_tables, legend_facts, summary_line
 from bayplan.planner.notices import plan_notices
 from bayplan.planner.plan_facts import (
     Fact,
@@ -16,6 +17,7 @@ from bayplan.planner.plan_facts import (
     reason_facts,
 )
 from bayplan.planner.plan_tables import Table, block_table, device_table
+from bayplan.schemas.diff import PlanDiff
 from bayplan.schemas.plan import Plan
 
 # Each would end a cell, open a tag or change the type face of what follows.
@@ -40,9 +42,19 @@ def plan_markdown(plan: Plan, *, digest_matches: bool) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def diff_markdown(diff: PlanDiff) -> str:
+    """Return a diff as markdown, ending in a newline: the summary, and all else folded away below it."""
+    tables = [markdown_table(table) for table in diff_tables(diff)]
+    if not tables:
+        return f"**{escaped(summary_line(diff))}**\n"
+    parts = [*tables, markdown_facts(legend_facts(diff))]
+    details = "\n".join(part for part in parts if part)
+    return f"**{escaped(summary_line(diff))}**\n\n<details>\n\n{details}\n</details>\n"
+
+
 def markdown_facts(facts: Sequence[Fact]) -> str:
     """Return facts as a list, each line ending in a newline."""
-    return "".join(f"- **{word}**: {escaped(text)}\n" for word, text in facts)
+    return "".join(f"- **{escaped(word)}**: {escaped(text)}\n" for word, text in facts)
 
 
 def markdown_table(table: Table) -> str:

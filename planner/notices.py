@@ -64,8 +64,8 @@ def _limits_of_this_reader(plan: Plan) -> Iterator[str]:
     )
     if minor > known_minor:
         yield (
-            f"format {plan.format_version} is newer than this version's {PLAN_FORMAT_VERSION}: fields that it "
-            "added are not shown"
+            f"format {plan.format_version} is newer than this version's {PLAN_FORMAT_VERSION}: fields that "
+            "it added are not shown"
         )
 
 

@@ -21,7 +21,7 @@ from bayplan.planner.wording import (
 from bayplan.schemas.hardware import Device
 from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.sizes import format_duration_ns, format_size
-from bayplan.schemas.types import Objective, Reason, SolverStatus
+from bayplan.schemas.types import Reason, SolverStatus
 
 DIGEST_CHARS = 12
 """Hex digits of a digest that people see; the whole is in the file."""
@@ -46,12 +46,6 @@ def short_digest(digest: str) -> str:
     """Return `sha256:` and the first digits of a digest."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:DIGEST_CHARS]}"
-
-
-def step_ns(plan: Plan) -> int:
-    """Return the predicted time of one step: of generation, or of one forward where nothing is generated."""
-    predicted = plan.summary.predicted_decode_ns
-    return plan.summary.predicted_first_output_ns if predicted is None else predicted
 
 
 def header_facts(plan: Plan) -> tuple[Fact, ...]:
@@ -127,10 +121,11 @@ def _predicted(plan: Plan) -> str:
     summary = plan.summary
     text = (
         f"load {format_duration_ns(summary.predicted_load_ns)}, "
-        f"first output {format_duration_ns(summary.predicted_first_output_ns)}"
+        f"first output {format_duration_ns(summary.predicted_first_output_ns)}, "
+        f"step {format_duration_ns(summary.predicted_step_ns)}"
     )
-    if summary.predicted_decode_ns is not None:
-        text += f", step {format_duration_ns(summary.predicted_decode_ns)}"
+    if summary.predicted_decode_ns is not None and summary.predicted_decode_ns != summary.predicted_step_ns:
+        text += f", generation step {format_duration_ns(summary.predicted_decode_ns)}"
     if summary.streamed_bytes_per_step:
         text += f", {format_size(summary.streamed_bytes_per_step)} streamed per step"
     return text
@@ -138,9 +133,8 @@ def _predicted(plan: Plan) -> str:
 
 def _bound(plan: Plan) -> str:
     summary = plan.summary
-    what = "first output" if summary.objective == Objective.PREFILL else "step"
     return (
-        f"no {summary.bound_class} plan has a {what} under {format_duration_ns(summary.lower_bound_ns)}; "
+        f"no {summary.bound_class} plan has a step under {format_duration_ns(summary.lower_bound_ns)}; "
         f"gap {share_text(summary.gap_ppm)}, {_STATUS[summary.solver_status]}"
     )
 

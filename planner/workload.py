@@ -118,7 +118,9 @@ def make_workload(
             raise UsageError("a count must be positive", where=option, got=str(value), needed="1 or more")
     warnings: list[str] = []
     limit = max_context(config) if config is not None else None
-    planned = _clamped("--context", context, limit, warnings) or min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    planned = _clamped("--context", context, limit, warnings) or min(
+        DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT
+    )
     chunk = _clamped("--prefill-chunk", prefill_chunk, planned, warnings, noun="the context") or planned
     planned_encoder = None
     if config is not None and config.is_encoder_decoder:
@@ -142,7 +144,12 @@ def make_workload(
 
 
 def _clamped(
-    option: str, value: int | None, limit: int | None, warnings: list[str], *, noun: str = "the model's maximum"
+    option: str,
+    value: int | None,
+    limit: int | None,
+    warnings: list[str],
+    *,
+    noun: str = "the model's maximum",
 ) -> int | None:
     if value is None or limit is None or value <= limit:
         return value

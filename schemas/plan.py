@@ -92,7 +92,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attn_implementation: str | None
     experts_implementation: str | None
     dtype: FloatFormat
-    """Data type that the class is built in; `format_rules` and the class itself may keep some tensors in another."""
+    """Data type that the class is built in; the class itself may keep some tensors in another."""
     tree_digest: Digest
     """Of every tensor's name, shape and data type, see `bayplan.skeleton.tree`."""
     num_params: Count
@@ -323,10 +323,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     predicted_first_output_ns: Nanoseconds
     predicted_decode_ns: Nanoseconds | None
     """None where the model does not generate."""
+    predicted_step_ns: Nanoseconds
+    """One step once the pipeline is steady: a generation step, or a forward where that is the objective."""
     lower_bound_ns: Nanoseconds
-    """No plan of `bound_class` is faster under the same cost model."""
+    """No plan of `bound_class` has a faster step under the same cost model."""
     bound_class: BoundClass
     gap_ppm: PartsPerMillion
+    """`(predicted_step_ns - lower_bound_ns) / predicted_step_ns`, rounded up."""
     solver_status: SolverStatus
     reproducible: bool
 

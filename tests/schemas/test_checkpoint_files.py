@@ -165,8 +165,9 @@ def test_ambiguous(tmp_path: Path, present: list[str], variant: str | None) -> N
     error = refused(fill(tmp_path, *present), variant)
     assert error.rule is CheckpointRule.AMBIGUOUS
     assert str(error) == (
-        f"{tmp_path}: several checkpoints in one folder: got {', '.join(json.dumps(name) for name in present)}, "
-        "needed one\nhint: name the file itself instead of its folder"
+        f"{tmp_path}: several checkpoints in one folder: "
+        f"got {', '.join(json.dumps(name) for name in present)}, needed one\n"
+        "hint: name the file itself instead of its folder"
     )
 
 

@@ -109,7 +109,8 @@ def test_index_form(tmp_path: Path, value: object, got: str) -> None:
     error = refused(tmp_path, value)
     assert error.rule is CheckpointRule.INDEX_FORM
     assert str(error) == (
-        f'{tmp_path}/model.safetensors.index.json: no index: got {got}, needed an object "weight_map" of tensors'
+        f"{tmp_path}/model.safetensors.index.json: no index: got {got}, "
+        'needed an object "weight_map" of tensors'
     )
 
 
@@ -117,7 +118,8 @@ def test_index_form_of_a_shard_name(tmp_path: Path) -> None:
     error = refused(tmp_path, {"weight_map": {"a": [A]}})
     assert error.rule is CheckpointRule.INDEX_FORM
     assert str(error) == (
-        f'{tmp_path}/model.safetensors.index.json: malformed weight_map: got list at tensor "a", needed a file name'
+        f"{tmp_path}/model.safetensors.index.json: malformed weight_map: "
+        'got list at tensor "a", needed a file name'
     )
 
 
@@ -207,7 +209,8 @@ def test_outside_folder(tmp_path: Path) -> None:
         resolve_shard(folder, f"sub/{A}", where="i.json")
     assert caught.value.rule is CheckpointRule.OUTSIDE_FOLDER
     assert str(caught.value) == (
-        f'i.json: names a shard outside its folder: got "sub/{A}", needed a safetensors file in the index\'s folder'
+        f'i.json: names a shard outside its folder: got "sub/{A}", '
+        "needed a safetensors file in the index's folder"
     )
 
 
@@ -228,7 +231,8 @@ def test_shard_missing(tmp_path: Path, make: str) -> None:
         resolve_shard(tmp_path, A, where="i.json")
     assert caught.value.rule is CheckpointRule.SHARD_MISSING
     assert str(caught.value) == (
-        f'i.json: a shard is missing: got no file "{A}" in {tmp_path}, needed every shard that the index names\n'
+        f'i.json: a shard is missing: got no file "{A}" in {tmp_path}, '
+        "needed every shard that the index names\n"
         "hint: copy or download the checkpoint again"
     )
 
