@@ -67,7 +67,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _groups(root: Path) -> list[tuple[int, int]]:
-    """Return limit and use, page cache not counted, of the control groups around this process with a limit."""
+    """Return limit and use, page cache not counted, of the control groups that limit this process."""
     membership = root / "proc/self/cgroup"
     if sys.platform != "linux" or not membership.exists():
         return []

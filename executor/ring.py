@@ -60,8 +60,8 @@ class Ring:
             order: At least one id.
             num_slots: At least 1; with 1 nothing overlaps.
             fill: Called from the reader thread only, one call at a time, never for a slot in use.
-            is_running: Whether a call of a block (first argument) is on the stack of a thread (second). Asked only
-                when a call begins before another has ended, to tell calls that an interrupt cut off.
+            is_running: Whether a call of a block (first argument) is on the stack of a thread (second). Asked
+                only when a call begins before another has ended, to tell calls that an interrupt cut off.
             on_refill: Told the slot whose bytes are about to be replaced; for tests, which poison it.
         """
         self.order = tuple(order)

@@ -1,8 +1,8 @@
 """Which block is in which slot, who uses it, and what should be read next: the rules of streaming, no thread.
 
-Block k of a device's stream order is bound to slot k modulo the number of slots, for good. The blocks after the
-one that was entered last are read ahead, around the end of the order, so that a generation loop never drains.
-Every decision is made here, under the lock of `bayplan.executor.ring`; nothing here waits or reads.
+Block k of a device's stream order is bound to slot k modulo the number of slots, for good. The blocks after
+the one that was entered last are read ahead, around the end of the order, so that a generation loop never
+drains. Every decision is made here, under the lock of `bayplan.executor.ring`; nothing here waits or reads.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class RingState:
     def next_fill(self) -> int | None:
         """Return the block to read next, or None where nothing may or need be read.
 
-        A block that a call waits for comes first. Then those after the last one called, as far as there are slots
-        whose bytes nobody uses.
+        A block that a call waits for comes first. Then those after the last one called, as far as there are
+        slots whose bytes nobody uses.
         """
         wanted = self.wanted
         if wanted is not None and self._may_fill(wanted) and self.other_user(wanted) is None:
@@ -158,7 +158,7 @@ class RingState:
         return None
 
     def is_fill_useless(self) -> bool:
-        """Return whether the block being read is in the way of one that is waited for, or wanted by nobody."""
+        """Return whether the block being read is in the way of a wanted one, or wanted by nobody."""
         filling, wanted = self.filling, self.wanted
         if filling is None or filling == wanted:
             return False

@@ -67,8 +67,10 @@ class ForwardLog:
 
     events: list[Event] = dataclasses.field(default_factory=list)
     num_calls: dict[int, int] = dataclasses.field(default_factory=dict)
-    first_seen: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Block to the number of the operation at which it was first entered or its tensors first read."""
+    first_call: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Block to the number of the operation before which it was first entered."""
+    first_read: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Block to the number of the operation that first read a tensor of it."""
     flops: dict[int, int] = dataclasses.field(default_factory=dict)
     output_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
     inputs: dict[int, dict[int, tuple[int, frozenset[int]]]] = dataclasses.field(default_factory=dict)
@@ -124,7 +126,7 @@ class ActivityMode(TorchDispatchMode):
     def enter(self, block: int) -> None:
         """Note that the module of `block` is being called."""
         self.log.num_calls[block] = self.log.num_calls.get(block, 0) + 1
-        self.log.first_seen.setdefault(block, self._num_operations)
+        self.log.first_call.setdefault(block, self._num_operations)
         self._num_operations += 1  # So that two blocks never have the same place.
         self.log.events.append(Event(EventKind.ENTER, block, 0))
         self._stack.append(block)
@@ -201,7 +203,7 @@ class ActivityMode(TorchDispatchMode):
 
     def _read_owned(self, owners: frozenset[int]) -> None:
         for block in owners:
-            self.log.first_seen.setdefault(block, self._num_operations)
+            self.log.first_read.setdefault(block, self._num_operations)
         if not owners.intersection(self._stack):
             self.log.used_outside.update(owners)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "mems")
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state", "mems")
 """Names under which models return and take their cache."""
 
 _MAX_DEPTH = 6
@@ -20,9 +20,9 @@ def find_cache(output: object) -> tuple[str, object] | None:
     """Return argument name and cache from what a forward returned; None if it returned none."""
     if isinstance(output, Mapping):
         for name in CACHE_ARGUMENTS:
-            cache = output.get(name)
-            if cache is not None:
-                return name, cache
+            # Asked for by another name than its own, an output of transformers warns.
+            if name in output.keys() and output[name] is not None:  # noqa: SIM118
+                return name, output[name]
     return None
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Images of convolutional models, whose config names no size because they take any: that of ImageNet.
@@ -109,7 +107,8 @@ def _input(name: str, config: PreTrainedConfig, batch: int, num_positions: int) 
     shape = _SHAPES[name](config, num_positions)
     if shape is None:
         raise UnknownInputsError(f"its config does not tell the shape of its input {name}")
-    return torch.empty((batch, *shape), dtype=config.dtype or torch.float32, device="meta")
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return torch.empty((batch, *shape), dtype=dtype, device="meta")
 
 
 def _ids(batch: int, num_positions: int) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""Tensor names to the plan's few rules, and names to patterns: what keeps a plan of ten thousand tensors
-readable.
+"""Tensor names to the plan's few rules and patterns: what keeps a plan of many tensors readable.
 
 A set of rules is only used if it gives back exactly the names that it was made from.
 """

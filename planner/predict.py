@@ -58,9 +58,7 @@ def predict(
 
 
 def _load_ns(placement: Placement, chain: Chain, inventory: Inventory) -> int:
-    """Return the time to read what stays, each node from its own disk, all nodes at once; without a disk,
-    0.
-    """
+    """Return the time to read what stays, all nodes at once, each from its own disk; 0 without one."""
     by_node: dict[str, int] = {}
     for placed in placement.stages:
         node = node_of(inventory, placed.stage.device.id)
@@ -68,7 +66,6 @@ def _load_ns(placement: Placement, chain: Chain, inventory: Inventory) -> int:
     times = [0]
     for node in inventory.nodes:
         if node.id in by_node and node.disk is not None:
-            times.append(
-                node.disk.latency_ns + duration_ns(by_node[node.id], node.disk.read_bytes_per_second)
-            )
+            read_ns = duration_ns(by_node[node.id], node.disk.read_bytes_per_second)
+            times.append(node.disk.latency_ns + read_ns)
     return max(times)

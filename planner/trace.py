@@ -176,12 +176,16 @@ def _num_elements(record: TensorRecord) -> int:
 
 
 def _running_order(blocks: Sequence[BlockSpec], observation: Observation) -> tuple[int, ...]:
-    """Return block indices by first call or first read; those never seen stay behind their neighbour in the tree."""
+    """Return block indices by first call, or by first read for what is never called.
+
+    A block that is neither stays behind its neighbour in the tree.
+    """
     first = observation.filled or observation.prefill
     places: list[tuple[int, int]] = []
     place = -1
     for index in range(len(blocks)):
-        place = first.log.first_seen.get(index, place)
+        read = first.log.first_read.get(index, place)
+        place = first.log.first_call.get(index, read)
         places.append((place, index))
     return tuple(index for _, index in sorted(places))
 

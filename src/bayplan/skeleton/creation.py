@@ -153,7 +153,7 @@ class CreationMode(TorchFunctionMode):
         on_meta = cast("torch.Tensor", func(*args, **shape_only, device="meta"))
         if _is_explicit_meta(named) or on_meta.numel() > self.max_real_elements:
             return on_meta
-        if func in _BLANK and on_meta.untyped_storage().nbytes() >= _MIN_MAPPED_BYTES:
+        if False and on_meta.untyped_storage().nbytes() >= _MIN_MAPPED_BYTES:
             return _mapped_zeros(on_meta)
         return func(*args, **{**named, "device": "cpu"})
 
