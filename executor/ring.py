@@ -54,7 +54,7 @@ class Ring:
         is_running: Callable[[int, int], bool],
         on_refill: Callable[[int], None] | None = None,
     ) -> None:
-        """Begin to read ahead.
+        """Start with empty slots.
 
         Args:
             order: At least one id.
@@ -76,6 +76,9 @@ class Ring:
         self._pid = os.getpid()
         # A daemon, so that a model which was never released does not keep the interpreter alive.
         self._thread = threading.Thread(target=self._run, name="bayplan-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read ahead."""
         self._thread.start()
 
     def acquire(self, block: int) -> None:
@@ -148,7 +151,7 @@ class Ring:
         with self._changed:
             self._is_closing = self._is_cancelled = True
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _check_calls(self, block: int) -> None:

@@ -13,6 +13,7 @@ from bayplan.planner.ledger import empty_ledger, ledger_of, slot_bytes
 from bayplan.planner.placement import Placement
 from bayplan.planner.predict import Prediction
 from bayplan.schemas.codec import sealed
+from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.graph import TiedGroup
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import (
@@ -95,7 +96,8 @@ def assemble(
         ),
         summary=_summary(inputs, chain, placement, prediction, blocks),
     )
-    return sealed(plan)
+    runs = plan.applyable and not not_yet_run(plan)
+    return sealed(msgspec.structs.replace(plan, applyable=runs))
 
 
 def _devices(

@@ -1,8 +1,9 @@
 """Replacing the catalogue's default rates of this machine by measured ones.
 
-Measures the disk, and the CPU in fp32: how fast it reads weights, multiplies matrices, and gets through a block
-of negligible size. Accelerators and their links keep the catalogue's figures. What it measures is this machine at
-this moment, other work included: figures are medians rounded to three digits, and two calibrations differ.
+Measures the disk, and the CPU in fp32: how fast it reads weights, multiplies matrices, and gets through a
+block of negligible size. Accelerators and their links keep the catalogue's figures. What it measures is this
+machine at this moment, other work included: figures are medians rounded to three digits, and two calibrations
+differ.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from bayplan.schemas.types import Backend
 _NANOSECONDS = 10**9
 _REPEATS = 7
 """Timed runs per figure, after one that is not: odd, so that the median is one of them."""
+_STEP_REPEATS = 31
+"""The same for steps of under a millisecond, which a busy machine disturbs more."""
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +155,7 @@ def measure_block_overhead_ns(work: Effort, clock: Clock) -> int:
             model = torch.nn.Module.eval(transformers.LlamaModel(config))
         token = torch.zeros(1, 1, dtype=torch.long)
         with torch.inference_mode():
-            return _median_ns(lambda: model(input_ids=token, use_cache=False), clock)
+            return _median_ns(lambda: model(input_ids=token, use_cache=False), clock, _STEP_REPEATS)
 
     # The first model of a process also pays for what is set up once.
     step_ns(1)
@@ -161,11 +164,11 @@ def measure_block_overhead_ns(work: Effort, clock: Clock) -> int:
     return round_rate(max(0, longer_ns - shorter_ns) // work.blocks)
 
 
-def _median_ns(action: Callable[[], object], clock: Clock) -> int:
+def _median_ns(action: Callable[[], object], clock: Clock, repeats: int = _REPEATS) -> int:
     """Return the median time of `action` in nanoseconds, at least 1, after a run that is not timed."""
     action()
     times_ns = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         start_ns = clock()
         action()
         times_ns.append(clock() - start_ns)

@@ -27,7 +27,7 @@ from bayplan.schemas.types import BytesRange, Residency
 
 _DRIFT_FIELDS = ("format_version", "semantics", "complete", "applyable", "errored", "model", "workload")
 _DECISION_FIELDS = ("formats", "format_rules", "rules", "ties", "schedule")
-_NAME_FIELDS = ("id", "file", "device", "pattern", "target", "first")
+_NAME_FIELDS = ("id", "file", "pattern", "target", "first", "device")
 """Fields by which the entities of a list are known."""
 
 _DISTANCE = {Residency.RESIDENT: 0, Residency.STREAM_HOST: 1, Residency.STREAM_DISK: 2}
@@ -49,6 +49,9 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         decisions=tuple(_decisions(before, after)),
         ledger=tuple(_ledger_changes(before, after)),
         summary=tuple(_summary_changes(before.summary, after.summary)),
+        nodes=tuple(
+            sorted({device.id.partition("/")[0] for plan in (before, after) for device in plan.devices})
+        ),
         step_ns=(before.summary.predicted_step_ns, after.summary.predicted_step_ns),
     )
 

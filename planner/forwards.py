@@ -228,7 +228,7 @@ class _Runs:
         """Return what the next forward takes over from the last one: the cache, and the encoder's output."""
         carried: dict[str, object] = {}
         found = find_cache(self._output)
-        if found is not None and accepts(self._model, found[0]):
+        if found is not None:
             carried[found[0]] = found[1]
         if is_encoder_decoder(self._model):
             hidden = getattr(self._output, "encoder_last_hidden_state", None)

@@ -7,6 +7,7 @@ and, on rewriting, kept.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TypeVar, cast
@@ -20,7 +21,7 @@ from bayplan.schemas.plan_rules import plan_problems
 from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.report import REPORT_FORMAT_VERSION, Report
 from bayplan.schemas.strict_json import JsonError, JsonValue, digest, parse
-from bayplan.schemas.structure import merged, problems
+from bayplan.schemas.structure import float_problems, merged, problems
 
 JsonObject = dict[str, JsonValue]
 
@@ -65,7 +66,8 @@ def decode_plan(data: bytes, *, where: str) -> DecodedPlan:
     """
     tree = _parse_object(data, where, "plan")
     plan = _convert(tree, Plan, PLAN_FORMAT_VERSION, where, "plan")
-    contradictions = tuple(plan_problems(plan))
+    digested = {key: value for key, value in tree.items() if key not in _OUTSIDE_DIGEST}
+    contradictions = (*plan_problems(plan), *float_problems(digested))
     if contradictions:
         raise PlanFormatError(where, "plan", contradictions, hint="do not edit a plan by hand; plan again")
     return DecodedPlan(plan=plan, tree=tree, digest_matches=plan.digest == tree_digest(tree))
@@ -131,17 +133,22 @@ def encode_report(report: Report) -> bytes:
 
 def encode_schema(struct: type[msgspec.Struct], title: str) -> bytes:
     """Return the JSON Schema of `struct` as it is committed."""
-    schema = msgspec.json.schema(struct)
+    schema = _tree(msgspec.json.schema(struct))
     return pretty({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema)
 
 
-def _tree(struct: msgspec.Struct) -> JsonObject:
-    return cast(JsonObject, msgspec.to_builtins(struct, builtin_types=(), str_keys=True) | {})
+def _tree(value: msgspec.Struct | dict[str, object]) -> JsonObject:
+    # Not `to_builtins`, which leaves tuples as they are.
+    return cast(JsonObject, msgspec.json.decode(msgspec.json.encode(value)))
 
 
 def _read_file(path: Path | str, noun: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            if num_bytes > MAX_FILE_BYTES:
+                text = f"too large: got {num_bytes} bytes, needed at most {MAX_FILE_BYTES}"
+                raise PlanFormatError(str(path), noun, (("$", text),))
             return file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise BayplanError(
@@ -156,8 +163,8 @@ def _parse_object(data: bytes, where: str, noun: str) -> JsonObject:
     try:
         tree = parse(data, where=where, max_bytes=MAX_FILE_BYTES)
     except JsonError as error:
-        facts = f"{error.what}: got {error.got}" if error.got else error.what
-        raise PlanFormatError(where, noun, (("$", facts),)) from error
+        text = str(BayplanError(error.what, got=error.got, needed=error.needed))
+        raise PlanFormatError(where, noun, (("$", text),)) from error
     if not isinstance(tree, dict):
         raise PlanFormatError(where, noun, (("$", "not a JSON object"),))
     return tree

@@ -95,6 +95,8 @@ class PlanDiff(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[Decision, ...]
     ledger: tuple[LedgerChange, ...]
     summary: tuple[SummaryChange, ...]
+    nodes: tuple[str, ...]
+    """All nodes that either plan uses, sorted."""
     step_ns: tuple[int, int]
     """Predicted time of one step, before and after; equal where nothing changed."""
 

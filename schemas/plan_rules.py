@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from bayplan.schemas.checkpoint_index import CheckpointError, check_shard_name
+from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.plan import ALIGNMENT_BYTES, Block, Ledger, Plan
 from bayplan.schemas.types import Backend, Residency
 
@@ -17,6 +19,7 @@ Problems = Iterator[tuple[str, str]]
 
 def plan_problems(plan: Plan) -> Problems:
     """Yield `(path, text)` for every contradiction inside `plan`."""
+    yield from _checkpoint_problems(plan)
     yield from _inventory_problems(plan)
     yield from _device_problems(plan)
     yield from _block_problems(plan)
@@ -24,6 +27,19 @@ def plan_problems(plan: Plan) -> Problems:
     yield from _format_problems(plan)
     yield from _tie_problems(plan)
     yield from _summary_problems(plan)
+
+
+def _checkpoint_problems(plan: Plan) -> Problems:
+    shards = plan.model.checkpoint.shards if plan.model.checkpoint is not None else ()
+    path = "$.model.checkpoint.shards"
+    yield from _duplicates((shard.file for shard in shards), path, "shard")
+    if plan.model.checkpoint is not None and not shards:
+        yield path, "a checkpoint has at least one shard"
+    for index, shard in enumerate(shards):
+        try:
+            check_shard_name(shard.file, where="")
+        except CheckpointError as error:
+            yield f"{path}[{index}].file", str(BayplanError(error.what, got=error.got))
 
 
 def _inventory_problems(plan: Plan) -> Problems:
@@ -80,14 +96,19 @@ def _block_problems(plan: Plan) -> Problems:
             yield f"{path}.format", f"{block.format!r} is not among the plan's formats"
         if block.experts is not None and block.experts.per_token > block.experts.count:
             yield f"{path}.experts.per_token", f"more than the {block.experts.count} experts there are"
+        if block.experts is not None and block.experts.format not in plan.formats:
+            yield f"{path}.experts.format", f"{block.experts.format!r} is not among the plan's formats"
 
 
 def _schedule_problems(plan: Plan) -> Problems:
     yield from _duplicates((entry.device for entry in plan.schedule), "$.schedule", "device")
     blocks = {block.id: block for block in plan.blocks}
+    devices = {device.id for device in plan.devices}
     scheduled: set[str] = set()
     for index, entry in enumerate(plan.schedule):
         path = f"$.schedule[{index}]"
+        if entry.device not in devices:
+            yield f"{path}.device", f"{entry.device!r} is not among the plan's devices"
         yield from _duplicates(iter(entry.stream_order), f"{path}.stream_order", "block")
         if entry.num_slots < 1:
             yield f"{path}.num_slots", "a device that streams needs at least one slot"
@@ -120,6 +141,8 @@ def _format_problems(plan: Plan) -> Problems:
         if rule.format not in plan.formats:
             yield f"$.format_rules[{index}].format", f"{rule.format!r} is not among the plan's formats"
     for index, tensor_rule in enumerate(plan.rules):
+        if not tensor_rule.sources:
+            yield f"$.rules[{index}].sources", "a tensor is made of at least one"
         wanted = tensor_rule.target.count("*") + tensor_rule.target.count("#")
         for position, source in enumerate(tensor_rule.sources):
             if source.count("*") + source.count("#") > wanted:

@@ -14,8 +14,13 @@ import msgspec
 
 from bayplan.schemas.strict_json import JsonValue, join_path
 
-_KEY_FIELDS = ("id", "file", "device", "pattern", "first", "target", "source")
+_KEY_FIELDS = (
+    ("id",), ("file",), ("first",), ("fqns",), ("pattern",), ("source", "target"), ("target",), ("device",),
+)  # fmt: skip
 """Fields that name an entity among its neighbours, most telling first."""
+
+_MAX_TEXT_CHARS = 300
+"""msgspec quotes the value that it refuses, however long."""
 
 
 def problems(tree: JsonValue, wanted: object, path: str = "$") -> Iterator[tuple[str, str]]:
@@ -34,6 +39,11 @@ def problems(tree: JsonValue, wanted: object, path: str = "$") -> Iterator[tuple
     if element is not None and isinstance(tree, list):
         for index, item in enumerate(tree):
             yield from problems(item, element, f"{path}[{index}]")
+        return
+    elements = typing.get_args(wanted) if typing.get_origin(wanted) is tuple else ()
+    if element is None and isinstance(tree, list) and len(tree) == len(elements):
+        for index, item in enumerate(tree):
+            yield from problems(item, elements[index], f"{path}[{index}]")
         return
     member = _member_of(wanted)
     if member is not None and isinstance(tree, dict):
@@ -64,7 +74,19 @@ def _leaf_problems(tree: JsonValue, wanted: object, path: str) -> Iterator[tuple
         msgspec.convert(tree, typing.cast(type, wanted))
     except msgspec.ValidationError as error:
         text, _, inner = str(error).partition(" - at `$")
-        yield path + inner.rstrip("`"), text
+        yield path + inner.rstrip("`"), text[:_MAX_TEXT_CHARS]
+
+
+def float_problems(tree: JsonValue, path: str = "$") -> Iterator[tuple[str, str]]:
+    """Yield `(path, text)` for every float in `tree`: it has no canonical text, so no digest covers it."""
+    if isinstance(tree, float):
+        yield path, f"got the float {tree!r}, needed an integer"
+    elif isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from float_problems(item, f"{path}[{index}]")
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from float_problems(item, join_path(path, key))
 
 
 def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
@@ -72,7 +94,8 @@ def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
 
     Rewriting a file this way loses nothing that a newer minor version put there.
 
-    Entities of a list are matched by the field that names them; known fields are always those of `new`.
+    Entities of a list are matched by the fields that name them, the n-th of one name with the n-th; known
+    fields are always those of `new`.
     """
     struct = _struct_of(wanted, new)
     if struct is not None and isinstance(old, dict) and isinstance(new, dict):
@@ -85,10 +108,12 @@ def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
         return result | {key: value for key, value in old.items() if key not in known}
     element = _element_of(wanted)
     if element is not None and isinstance(old, list) and isinstance(new, list):
-        by_key = {_entity_key(item): item for item in old}
+        waiting: dict[str, list[JsonValue]] = {}
+        for item in old:
+            waiting.setdefault(_entity_key(item, element), []).append(item)
         return [
-            merged(by_key[_entity_key(item)], item, element)
-            if isinstance(item, dict) and _entity_key(item) in by_key
+            merged(found.pop(0), item, element)
+            if (found := waiting.get(_entity_key(item, element)))
             else item
             for item in new
         ]
@@ -98,12 +123,14 @@ def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
     return new
 
 
-def _entity_key(item: JsonValue) -> tuple[str, JsonValue]:
-    if isinstance(item, dict):
-        for field in _KEY_FIELDS:
-            if field in item and isinstance(item[field], str):
-                return field, item[field]
-    return "", repr(item)
+def _entity_key(item: JsonValue, wanted: object) -> str:
+    """Return a text that is equal for the same entity before and after it was rewritten."""
+    struct = _struct_of(wanted, item)
+    if struct is None or not isinstance(item, dict):
+        return repr(item)
+    known = [field.encode_name for field in msgspec.structs.fields(struct)]
+    naming = next((fields for fields in _KEY_FIELDS if set(fields) <= set(known)), known)
+    return repr([item.get(field) for field in naming])
 
 
 def _struct_of(wanted: object, tree: JsonValue) -> type[msgspec.Struct] | None:

@@ -1,1 +1,71 @@
-"""bayplan: plan where every layer of a model goes, review the plan, stream the model by it."""
+"""bayplan: plan where every layer of a model goes, review the plan, stream the model by it.
+
+The public names are loaded on first use: `import bayplan` costs nothing, and reading plans needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bayplan.executor.load import load_model, loaded, release, report
+    from bayplan.planner.api import plan_model
+    from bayplan.planner.diff import diff_plans
+    from bayplan.schemas.codec import encode_plan, read_plan
+    from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, PlanRefused
+    from bayplan.schemas.plan import Plan
+    from bayplan.schemas.report import Report
+    from bayplan.skeleton.empty import empty_weights
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BayplanError": "bayplan.schemas.errors",
+    "Infeasible": "bayplan.schemas.errors",
+    "Plan": "bayplan.schemas.plan",
+    "PlanFormatError": "bayplan.schemas.errors",
+    "PlanRefused": "bayplan.schemas.errors",
+    "Report": "bayplan.schemas.report",
+    "diff_plans": "bayplan.planner.diff",
+    "empty_weights": "bayplan.skeleton.empty",
+    "encode_plan": "bayplan.schemas.codec",
+    "load_model": "bayplan.executor.load",
+    "loaded": "bayplan.executor.load",
+    "plan_model": "bayplan.planner.api",
+    "read_plan": "bayplan.schemas.codec",
+    "release": "bayplan.executor.load",
+    "report": "bayplan.executor.load",
+}
+
+__all__ = (
+    "BayplanError",
+    "Infeasible",
+    "Plan",
+    "PlanFormatError",
+    "PlanRefused",
+    "Report",
+    "diff_plans",
+    "empty_weights",
+    "encode_plan",
+    "load_model",
+    "loaded",
+    "plan_model",
+    "read_plan",
+    "release",
+    "report",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'bayplan' has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted((*__all__, "__version__"))

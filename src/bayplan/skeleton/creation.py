@@ -5,7 +5,6 @@ Owns the torch function mode under which constructors run. Knows nothing of modu
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
 MAX_REAL_ELEMENTS = 2**24
 """Elements of the largest tensor that is created with values: a 4096 x 4096 mask.
 
-As fp32 that is 64 MiB, held only for a moment if it becomes a parameter, and not touched if it is blank.
+As fp32 that is 64 MiB, held only for a moment if it becomes a parameter.
 """
-
-_MIN_MAPPED_BYTES = 2**17
-"""Size from which blank tensors get pages of their own; glibc's malloc starts there as well, but moves away."""
 
 # New tensors whose content is one value, random or undefined: what parameters are made of.
 _SIZED = frozenset(
@@ -55,20 +51,6 @@ _LIKE = frozenset(
         torch.Tensor.new_empty_strided,
         torch.Tensor.new_full,
         torch.Tensor.new_ones,
-        torch.Tensor.new_zeros,
-    }
-)
-# Those of both whose content is zero or undefined.
-_BLANK = frozenset(
-    {
-        torch.empty,
-        torch.empty_like,
-        torch.empty_permuted,
-        torch.empty_strided,
-        torch.zeros,
-        torch.zeros_like,
-        torch.Tensor.new_empty,
-        torch.Tensor.new_empty_strided,
         torch.Tensor.new_zeros,
     }
 )
@@ -153,21 +135,7 @@ class CreationMode(TorchFunctionMode):
         on_meta = cast("torch.Tensor", func(*args, **shape_only, device="meta"))
         if _is_explicit_meta(named) or on_meta.numel() > self.max_real_elements:
             return on_meta
-        if False and on_meta.untyped_storage().nbytes() >= _MIN_MAPPED_BYTES:
-            return _mapped_zeros(on_meta)
         return func(*args, **{**named, "device": "cpu"})
-
-
-def _mapped_zeros(like: torch.Tensor) -> torch.Tensor:
-    """Return zeros in pages of their own: taken when first written, and given back when the tensor dies.
-
-    From the heap, most of the memory of tensors that become parameters would stay with the process, because
-    the small objects made meanwhile keep the gaps open: 0.3 GiB for DeepSeek-V3.
-    """
-    pages = mmap.mmap(-1, like.untyped_storage().nbytes(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    zeros = torch.empty(0, dtype=like.dtype)
-    zeros.set_(torch.frombuffer(pages, dtype=torch.uint8).untyped_storage(), 0, like.shape, like.stride())
-    return zeros.requires_grad_(like.requires_grad)
 
 
 def _is_explicit_meta(named: dict[str, object]) -> bool:

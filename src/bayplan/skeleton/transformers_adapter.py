@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -30,7 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.monkey_patching import patch_output_recorders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from transformers import PretrainedConfig
@@ -68,7 +68,7 @@ def remote_class(config: PretrainedConfig, name: str, folder: Path) -> type[PreT
                 "type[PreTrainedModel]",
                 get_class_from_dynamic_module(reference, str(folder), local_files_only=True),
             )
-            found.register_for_auto_class()  # marks it as custom code, as the auto classes do
+            found.register_for_auto_class()  # type: ignore[no-untyped-call]  # as the auto classes do
             return found
     return None
 
@@ -150,8 +150,9 @@ def tied_sources(model: PreTrainedModel) -> dict[str, str]:
 
 def adopt_generation_config(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
     """Give a generating model the generation config of its folder, or the one that `config.json` implies."""
-    if model.can_generate() and isinstance(model, GenerationMixin):
-        model.adjust_generation_fn(
+    if model.can_generate() and hasattr(model, "adjust_generation_fn"):
+        adjust = cast("Callable[..., None]", model.adjust_generation_fn)
+        adjust(
             None,
             False,
             False,

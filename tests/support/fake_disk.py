@@ -30,6 +30,7 @@ class FakeDisk:
             is_running=lambda block, thread: (block, thread) in self.running,
             on_refill=self._poison,
         )
+        self.ring.start()
 
     @property
     def changed(self) -> threading.Condition:

@@ -1,0 +1,203 @@
+"""Planning from end to end: read the model, place it, check the answer, write it down.
+
+`plan_model` reads top to bottom as the pipeline.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import msgspec
+
+from bayplan.planner.arrange import Arranger
+from bayplan.planner.assemble import Inputs, assemble
+from bayplan.planner.budget import device_budgets, parse_max_memory, resolve_device
+from bayplan.planner.chain import Chain, chain_from_graph
+from bayplan.planner.check import check
+from bayplan.planner.constraints import resolve
+from bayplan.planner.formats import plan_formats
+from bayplan.planner.infeasible import infeasible
+from bayplan.planner.name_rules import tensor_rules
+from bayplan.planner.options import PlanOptions
+from bayplan.planner.placement import Solver
+from bayplan.planner.predict import predict
+from bayplan.schemas.errors import UsageError
+from bayplan.schemas.features import NOT_YET_RUN, Feature
+from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.types import Backend, DeviceId, Objective, Residency
+
+if TYPE_CHECKING:
+    from bayplan.planner.source import Progress
+
+    from bayplan.planner.read_model import ReadModel
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan and what its maker should tell the user."""
+
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+class PlanKeywords(TypedDict, total=False):
+    """Keywords of `plan_model`: the fields of `PlanOptions`."""
+
+    inventory: Inventory | None
+    max_memory: tuple[str, ...]
+    format: str | None
+    batch: int
+    context: int | None
+    encoder_context: int | None
+    prefill_chunk: int | None
+    objective: Objective | None
+    class_name: str | None
+    no_split: tuple[str, ...]
+    pins: tuple[str, ...]
+    no_spill: bool
+    hash_content: bool
+    variant: str | None
+    trust_remote_code: bool
+    checkpoint: str | None
+
+
+def plan_model(model: str | Path, **options: Unpack[PlanKeywords]) -> Plan:
+    """Return the plan for `model`; the same inputs give the same plan.
+
+    Args:
+        model: Local folder, config file, Hub id with or without `@revision`, or `package.module:factory`.
+        **options: As the fields of `bayplan.planner.options.PlanOptions`.
+
+    Raises:
+        Infeasible: No placement satisfies the budgets.
+        UsageError: An option is malformed.
+        BayplanError: The model cannot be read.
+    """
+    return make_plan(str(model), PlanOptions(**options)).plan
+
+
+def make_plan(model: str, options: PlanOptions, progress: Progress | None = None) -> Planned:
+    """Return the plan for `model` with its warnings.
+
+    Args:
+        model: As for `plan_model`.
+        options: What was asked.
+        progress: Told of hashing.
+
+    Raises:
+        Infeasible: No placement satisfies the budgets.
+        UsageError: An option is malformed.
+        BayplanError: The model cannot be read.
+    """
+    from bayplan.planner.probe import probe_inventory  # torch, only if this machine is asked
+    from bayplan.planner.read_model import read_model  # torch and transformers
+
+    inventory = options.inventory or probe_inventory()
+    max_memory = parse_max_memory(options.max_memory, inventory)
+    pins = parse_pins(options.pins, inventory)
+    read = read_model(model, options, progress)
+    left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
+    max_memory = {**max_memory, **dict.fromkeys(left_out, 0)}
+    warnings = read.warnings
+    if left_out:
+        warnings = (*warnings, f"left unused, since this version does not run on it: {', '.join(left_out)}")
+    chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
+    plan = solve(chain, read, inventory, max_memory, pins, options)
+    return Planned(plan=plan, warnings=warnings)
+
+
+def solve(
+    chain: Chain,
+    read: ReadModel,
+    inventory: Inventory,
+    max_memory: dict[DeviceId, int],
+    pins: tuple[Pin, ...],
+    options: PlanOptions,
+) -> Plan:
+    """Return the checked plan that places `chain` on `inventory`.
+
+    Raises:
+        Infeasible: No placement satisfies the budgets.
+        UsageError: A pin matches nothing or contradicts the model.
+    """
+    objective = options.objective or (Objective.DECODE if read.graph.generates else Objective.PREFILL)
+    if objective is Objective.DECODE and not read.graph.generates:
+        raise UsageError(
+            "the model does not generate",
+            where="--objective",
+            got="decode",
+            needed="prefill",
+            hint=f"{read.graph.class_name} has no generation step",
+        )
+    budgets = device_budgets(inventory, max_memory)
+    constraints = resolve(chain, pins, no_spill=options.no_spill)
+    placement = Solver(chain, inventory, budgets, constraints, objective).solve()
+    if placement is None:
+        raise infeasible(chain, inventory, budgets, constraints)
+    prediction = predict(
+        placement,
+        Arranger(chain, inventory, constraints, objective),
+        chain,
+        inventory,
+        read.workload,
+        objective,
+        generates=read.graph.generates,
+    )
+    formats, format_rules, block_formats = plan_formats(read.graph, read.dtype)
+    inputs = Inputs(
+        producer=f"bayplan {version('bayplan')}",
+        model=read.model,
+        workload=read.workload,
+        inventory=inventory,
+        budgets=budgets,
+        max_memory=max_memory,
+        objective=objective,
+        pins=pins,
+        no_spill=options.no_spill,
+        no_split=options.no_split,
+        formats=formats,
+        format_rules=format_rules,
+        block_formats=block_formats,
+        rules=tensor_rules(read.sources),
+        ties=read.graph.ties,
+    )
+    plan = assemble(inputs, chain, constraints, placement, prediction)
+    problems = check(plan)
+    assert not problems, f"the planner made an unsound plan: {problems}"
+    return plan
+
+
+def parse_pins(options: tuple[str, ...], inventory: Inventory) -> tuple[Pin, ...]:
+    """Return the pins that `GLOB=DEVICE[,RESIDENCY]` options describe.
+
+    Raises:
+        UsageError: An option is malformed or names an unknown device.
+    """
+    pins = []
+    for option in options:
+        pattern, equals, rest = option.partition("=")
+        parts = rest.split(",")
+        if not pattern or not equals or not parts[0] or len(parts) > 2:
+            raise UsageError("not a pin", where="--pin", got=repr(option), needed="GLOB=DEVICE[,RESIDENCY]")
+        residency = None
+        if len(parts) == 2:
+            if parts[1] not in set(Residency):
+                raise UsageError(
+                    "unknown residency",
+                    where="--pin",
+                    got=repr(parts[1]),
+                    needed=f"one of {', '.join(Residency)}",
+                )
+            residency = Residency(parts[1])
+        device = resolve_device(parts[0], inventory, where="--pin")
+        pins.append(Pin(pattern=pattern, device=device, residency=residency))
+    return tuple(pins)
+
+
+def _cannot_run(inventory: Inventory) -> tuple[DeviceId, ...]:
+    """Return the devices of this machine that this version's executor does not run."""
+    if Feature.ACCELERATOR not in NOT_YET_RUN:
+        return ()
+    return tuple(device.id for device in inventory.devices if device.backend != Backend.CPU)
