@@ -73,13 +73,13 @@ class Scratch:
     """Where bytes go that nobody wants, and those that change their data type on the way.
 
     Attributes:
-        gap: `GAP_SCRATCH_BYTES` bytes; what is between two neighbours in a file.
+        gap: `GAP_SCRATCH_BYTES` bytes, for what is between two neighbours in a file.
         cast: `CAST_SCRATCH_BYTES` bytes, or None where nothing is cast.
     """
 
     def __init__(self, gap: Region, cast: Region | None) -> None:
         """Use two regions of an arena."""
-        self.gap = gap.memory()
+        self.gap = gap
         self.cast = cast
 
     @staticmethod
@@ -131,7 +131,7 @@ def _direct_requests(run: Sequence[ReadItem], scratch: Scratch) -> Iterator[Requ
     position = start = run[0].source.file_offset
     for item in run:
         if item.source.file_offset > position:
-            buffers.append(scratch.gap[: item.source.file_offset - position])
+            buffers.append(scratch.gap.memory()[: item.source.file_offset - position])
         buffers.append(item.region.memory()[: item.source.num_bytes])
         position = item.source.file_offset + item.source.num_bytes
     while buffers:

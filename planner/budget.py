@@ -101,8 +101,8 @@ def parse_max_memory(options: Sequence[str], inventory: Inventory) -> dict[Devic
 def device_budgets(inventory: Inventory, max_memory: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
     """Return the bytes that a plan may use by device id, in chain order.
 
-    The user's figure where there is one, else capacity minus reserve. Devices that share host memory each get a
-    budget of their own; that together they must stay under the host's is for the solver to keep.
+    The user's figure where there is one, else capacity minus reserve. Devices that share host memory each get
+    a budget of their own; that together they must stay under the host's is for the solver to keep.
 
     Args:
         inventory: The devices there are.

@@ -23,8 +23,6 @@ from bayplan.schemas.types import Backend
 _NANOSECONDS = 10**9
 _REPEATS = 7
 """Timed runs per figure, after one that is not: odd, so that the median is one of them."""
-_STEP_REPEATS = 31
-"""The same for steps of under a millisecond, which a busy machine disturbs more."""
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +38,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """Rows multiplied by one of them at a time to find the rate of operations."""
     blocks: int = 16
     """Blocks that the longer of two models has more than the other."""
+    steps: int = 31
+    """Timed runs of these models: more than of the rest, since a busy machine disturbs short runs more."""
 
 
 def calibrate(
@@ -155,7 +155,7 @@ def measure_block_overhead_ns(work: Effort, clock: Clock) -> int:
             model = torch.nn.Module.eval(transformers.LlamaModel(config))
         token = torch.zeros(1, 1, dtype=torch.long)
         with torch.inference_mode():
-            return _median_ns(lambda: model(input_ids=token, use_cache=False), clock, _STEP_REPEATS)
+            return _median_ns(lambda: model(input_ids=token, use_cache=False), clock, work.steps)
 
     # The first model of a process also pays for what is set up once.
     step_ns(1)

@@ -65,7 +65,7 @@ def measure_disk(folder: Path, progress: Progress, *, file_bytes: int, clock: Cl
     if not hasattr(os, "posix_fadvise"):
         raise CalibrationError(
             "this system cannot drop a file from its cache, so no cold read can be timed",
-            hint="state the rate with --disk",
+            hint="leave out --calibrate, or declare the machine with --disk",
         )
     total_bytes = (1 + _PASSES) * file_bytes
     try:

@@ -153,8 +153,8 @@ def uncatalogued(inventory: Inventory, names: Iterable[str]) -> tuple[str, ...]:
 def _unknown(name: str, names: Iterable[str], *, noun: str, where: str) -> UsageError:
     known = sorted(names)
     lower = name.lower()
-    near = [other for other in known if lower and lower in other]
-    near += [other for other in difflib.get_close_matches(lower, known, n=3) if other not in near]
+    near = [other for other in known if lower in other] if lower else []
+    near = near or difflib.get_close_matches(lower, known, n=3)
     return UsageError(
         f"no such {noun} in the catalogue",
         where=where,

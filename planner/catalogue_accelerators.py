@@ -169,7 +169,7 @@ ACCELERATORS = {
         _accelerator(
             "rtx-3090",
             "NVIDIA GeForce RTX 3090",
-            (23.5, "24 GB board as of rtx-4090, of which torch shows 23.52 GiB or more"),
+            (23.5, "as rtx-4090, another board of 24 GB: 23.52 GiB (SoulX-FlashTalk issue 5, 2026)"),
             (936, "NVIDIA GA102 architecture paper, 2020"),
             (71, "NVIDIA GA102 architecture paper, 2020"),
             ("pcie4-x16", None),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-import msgspec
-
 from bayplan.schemas.diff import (
     BlockChange,
     ChangeKind,
@@ -21,6 +19,7 @@ from bayplan.schemas.diff import (
     PlanDiff,
     SummaryChange,
 )
+from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.plan import Block, Ledger, Plan, PlannedDevice, Summary
 from bayplan.schemas.strict_json import JsonValue, canonical
 from bayplan.schemas.types import BytesRange, Residency
@@ -60,18 +59,18 @@ def _drift(before: Plan, after: Plan) -> Iterator[Drift]:
     """Yield what differs in what the plans were made from."""
     for field in _DRIFT_FIELDS:
         for path, old, new in _differences(
-            _tree(getattr(before, field)), _tree(getattr(after, field)), field
+            json_tree(getattr(before, field)), json_tree(getattr(after, field)), field
         ):
             yield Drift(path=path, before=old, after=new, relevant=path not in _NOTES)
     used = {device.id for plan in (before, after) for device in plan.devices}
     places = used | {device.partition("/")[0] for device in used}
-    for path, old, new in _differences(_tree(before.inventory), _tree(after.inventory), "inventory"):
+    for path, old, new in _differences(json_tree(before.inventory), json_tree(after.inventory), "inventory"):
         # `inventory.devices[node0/gpu3].kind`: relevant if some plan has a share on that device.
         place = path.partition("[")[2].partition("]")[0]
         relevant = not place or all(end in places for end in place.split(_TO))
         yield Drift(path=path, before=old, after=new, relevant=relevant)
     yield from _reserve_drift(before, after)
-    for path, old, new in _differences(_tree(before.problem), _tree(after.problem), "problem"):
+    for path, old, new in _differences(json_tree(before.problem), json_tree(after.problem), "problem"):
         yield Drift(path=path, before=old, after=new, relevant=True)
 
 
@@ -119,7 +118,7 @@ def _kinds(old: Block, new: Block) -> Iterator[ChangeKind]:
 def _decisions(before: Plan, after: Plan) -> Iterator[Decision]:
     for field in _DECISION_FIELDS:
         for path, old, new in _differences(
-            _tree(getattr(before, field)), _tree(getattr(after, field)), field
+            json_tree(getattr(before, field)), json_tree(getattr(after, field)), field
         ):
             yield Decision(path=path, before=old, after=new)
     kept = {block.id for block in before.blocks} & {block.id for block in after.blocks}
@@ -156,13 +155,8 @@ def _component(device: PlannedDevice | None, component: str) -> BytesRange | Non
 
 
 def _summary_changes(before: Summary, after: Summary) -> Iterator[SummaryChange]:
-    for field, old, new in _differences(_tree(before), _tree(after), ""):
+    for field, old, new in _differences(json_tree(before), json_tree(after), ""):
         yield SummaryChange(field=field, before=old, after=new)
-
-
-def _tree(value: object) -> JsonValue:
-    """Return a part of a plan as plain JSON values."""
-    return cast(JsonValue, msgspec.json.decode(msgspec.json.encode(value)))
 
 
 def _differences(old: JsonValue, new: JsonValue, path: str) -> Iterator[_Difference]:

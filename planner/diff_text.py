@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from bayplan.planner.fold import fold_ids
 from bayplan.planner.plan_facts import Fact, short_digest
-from bayplan.planner.plan_tables import Table, block_facts
+from bayplan.planner.plan_tables import Table, block_facts, experts_text
 from bayplan.planner.reasons import REASON_TEXTS
 from bayplan.planner.wording import device_label, printable, rate_text, share_text
 from bayplan.schemas.diff import BlockChange, ChangeKind, Leaf, PlanDiff
@@ -212,7 +210,7 @@ def _words(block: Block, single_node: bool) -> dict[str, str]:
         "format": printable(block.format),
         "num_bytes": format_size(block.num_bytes),
         "kv_bytes": f"kv {format_size(block.kv_bytes)}" if block.kv_bytes else "no kv",
-        "experts": "" if experts is None else printable(msgspec.json.encode(experts).decode()),
+        "experts": "" if experts is None else experts_text(experts),
     }
 
 

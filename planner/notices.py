@@ -14,6 +14,7 @@ from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, PLAN_SEMANTICS, Plan
 from bayplan.schemas.types import SolverStatus
 
+_EDITED = f"{RefusalKind.EDITED}: the file does not match its digest; it will not be carried out"
 _MAX_UNUSED = 3
 
 
@@ -26,16 +27,27 @@ def plan_notices(plan: Plan, *, digest_matches: bool) -> tuple[str, ...]:
     """
     return (
         *_refusals(plan, digest_matches),
-        *_limits_of_this_reader(plan),
+        *_newer_fields(plan),
         *_limits_of_the_plan(plan),
         *_weights(plan),
     )
 
 
+def reading_notices(plan: Plan, *, digest_matches: bool) -> tuple[str, ...]:
+    """Return only what casts doubt on the reading itself: an edited file, fields that this version does not know.
+
+    Args:
+        plan: As read from its file.
+        digest_matches: Whether the file is as it was written.
+    """
+    edited = () if digest_matches else (_EDITED,)
+    return (*edited, *_newer_fields(plan))
+
+
 def _refusals(plan: Plan, digest_matches: bool) -> Iterator[str]:
     """Yield why `bayplan run` would refuse the plan, whatever the machine."""
     if not digest_matches:
-        yield f"{RefusalKind.EDITED}: the file does not match its digest; it will not be carried out"
+        yield _EDITED
     if plan.semantics > PLAN_SEMANTICS:
         yield (
             f"{RefusalKind.UNSUPPORTED}: it asks for semantics {plan.semantics}, this version carries out "
@@ -58,7 +70,7 @@ def _refusals(plan: Plan, digest_matches: bool) -> Iterator[str]:
         yield "not applyable: its planner marked it as not to be carried out"
 
 
-def _limits_of_this_reader(plan: Plan) -> Iterator[str]:
+def _newer_fields(plan: Plan) -> Iterator[str]:
     minor, known_minor = (
         int(version.partition(".")[2]) for version in (plan.format_version, PLAN_FORMAT_VERSION)
     )

@@ -73,7 +73,7 @@ def block_table(plan: Plan) -> Table:
 
     def columns(label: str, count: int, block: Block) -> tuple[tuple[str, str], ...]:
         device = device_label(block.device, single_node=single_node)
-        experts = _experts_text(block.experts) if block.experts is not None else "-"
+        experts = experts_text(block.experts) if block.experts is not None else "-"
         return (
             ("blocks", printable(label)),
             ("n", str(count)),
@@ -99,7 +99,8 @@ def block_facts(block: Block) -> Hashable:
     return msgspec.structs.replace(block, id="")
 
 
-def _experts_text(experts: Experts) -> str:
+def experts_text(experts: Experts) -> str:
+    """Return how many experts a block has, of what size, and where they are."""
     return (
         f"{experts.count} x {format_size(experts.unit_bytes)}, {experts.per_token} per token, "
         f"{printable(experts.format)}, {experts.residency}"

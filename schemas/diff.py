@@ -10,7 +10,9 @@ import enum
 
 import msgspec
 
+from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.plan import Block
+from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.types import BytesRange, DeviceId, Fqn
 
 Leaf = str | int | bool | None
@@ -108,3 +110,8 @@ class PlanDiff(msgspec.Struct, frozen=True, kw_only=True):
     def count(self, kind: ChangeKind) -> int:
         """Return how many blocks changed in this way."""
         return sum(kind in change.kinds for change in self.blocks)
+
+
+def encode_diff(diff: PlanDiff) -> bytes:
+    """Return the text of `diff`, laid out as a plan is."""
+    return pretty(json_tree(diff))

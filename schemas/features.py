@@ -34,15 +34,14 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
     """Return the features that `plan` needs of an executor, in the order of the enumeration."""
     devices = {block.device for block in plan.blocks}
     backends = {device.backend for device in plan.devices if device.id in devices}
-    formats = {block.format for block in plan.blocks} | {rule.format for rule in plan.format_rules}
+    experts = [block.experts for block in plan.blocks if block.experts is not None]
+    formats = {holder.format for holder in (*plan.blocks, *experts, *plan.format_rules)}
     used = {
         Feature.ACCELERATOR: any(backend != Backend.CPU for backend in backends),
         Feature.STREAM_HOST: any(block.residency == Residency.STREAM_HOST for block in plan.blocks),
         Feature.SEVERAL_DEVICES: len(devices) > 1,
         Feature.SEVERAL_NODES: len({device.partition("/")[0] for device in devices}) > 1,
-        Feature.SPLIT_EXPERTS: any(
-            block.experts is not None and block.experts.residency != "with-block" for block in plan.blocks
-        ),
+        Feature.SPLIT_EXPERTS: any(part.residency != "with-block" for part in experts),
         Feature.ANY_MODULE: plan.model.library != "transformers",
         Feature.CONVERSIONS: any(
             operation.kind != "rename" for rule in plan.rules for operation in rule.operations

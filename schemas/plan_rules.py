@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from bayplan.schemas.checkpoint_index import CheckpointError, check_shard_name
 from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.plan import ALIGNMENT_BYTES, Block, Ledger, Plan
@@ -66,11 +68,9 @@ def _device_problems(plan: Plan) -> Problems:
             yield f"{path}.id", f"{device.id!r} is not in the inventory"
             continue
         for field in ("kind", "backend", "capacity_bytes"):
-            if getattr(device, field) != getattr(declared, field):
-                yield (
-                    f"{path}.{field}",
-                    f"{getattr(device, field)!r} but the inventory says {getattr(declared, field)!r}",
-                )
+            planned, there = (msgspec.to_builtins(getattr(source, field)) for source in (device, declared))
+            if planned != there:
+                yield f"{path}.{field}", f"{planned!r} but the inventory says {there!r}"
         total = 0
         for component in Ledger.__struct_fields__:
             lo, hi = getattr(device.ledger, component)

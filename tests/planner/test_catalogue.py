@@ -1,13 +1,14 @@
 import re
 
-import msgspec
 import pytest
 
 from bayplan.planner.catalogue import (
     CPU_FEATURES,
     AcceleratorEntry,
     CpuEntry,
+    DiskEntry,
     Figure,
+    LinkEntry,
     find_accelerator,
     find_cpu,
     match_accelerator,
@@ -56,8 +57,8 @@ def test_every_figure_is_positive_and_has_a_dated_source(entry: AcceleratorEntry
 
 
 @pytest.mark.parametrize("entry", [*LINKS.values(), DEFAULT_DISK], ids=lambda entry: entry.source[:20])
-def test_every_link_and_the_disk_has_a_source(entry: msgspec.Struct) -> None:
-    assert re.search(r"\d.*\(.*\)|\d{4}-\d{2}", getattr(entry, "source"))
+def test_every_link_and_the_disk_has_a_source(entry: LinkEntry | DiskEntry) -> None:
+    assert re.search(r"\d.*\(.*\)|\d{4}-\d{2}", entry.source)
 
 
 @pytest.mark.parametrize("entry", ACCELERATORS.values(), ids=lambda entry: entry.name)
@@ -114,7 +115,7 @@ def test_unknown_cpu_lists_near_names_and_all() -> None:
         find_cpu("xeon-848", CPUS, where="--cpu")
     assert str(caught.value) == (
         f"--cpu: no such CPU in the catalogue: got 'xeon-848', needed one of {', '.join(sorted(CPUS))}\n"
-        "hint: did you mean xeon-8480 or xeon-8380 or xeon-8592?"
+        "hint: did you mean xeon-8480?"
     )
 
 

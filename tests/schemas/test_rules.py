@@ -69,7 +69,9 @@ def test_format_of_a_block_holds_where_no_rule_matches() -> None:
 def test_a_filled_pattern_matches_itself(parts: list[str], data: st.DataObject) -> None:
     pattern = "".join(parts)
     texts = [
-        data.draw(st.text("0123456789", min_size=1, max_size=3) if part == "#" else st.text("ab.", max_size=3))
+        data.draw(
+            st.text("0123456789", min_size=1, max_size=3) if part == "#" else st.text("ab.", max_size=3)
+        )
         for part in parts
         if part in ("*", "#")
     ]

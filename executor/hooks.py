@@ -1,0 +1,130 @@
+"""How streamed blocks announce their calls: a hook before and one after, on the block as a whole.
+
+Owns the hooks, the guard against gradients through recycled slots, and the question whether a call is still
+running. A resident block has no hook at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import nn
+
+from bayplan.executor.errors import GradientModeError, StreamedWeightsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+    from bayplan.executor.backend import DeviceBackend
+    from bayplan.executor.ring import Ring
+    from bayplan.schemas.types import Fqn
+
+_CALL_CODE = nn.Module._call_impl.__code__
+_CALL_FILE = _CALL_CODE.co_filename
+
+
+class BlockHooks:
+    """The two hooks of one streamed block."""
+
+    def __init__(self, ring: Ring, position: int, backend: DeviceBackend, keeper: object) -> None:
+        """Announce block `position` of `ring`.
+
+        Args:
+            ring: Of the device that computes the block.
+            position: In the ring's order.
+            backend: That device.
+            keeper: Kept alive as long as the hooks are: what owns the ring.
+        """
+        self._ring = ring
+        self._position = position
+        self._backend = backend
+        self._keeper = keeper
+        self._handles: list[RemovableHandle] = []
+
+    def install(self, block: nn.Module) -> None:
+        """Put the hooks on `block`, outside of whatever compiles it."""
+        before = torch.compiler.disable(self._before)
+        after = torch.compiler.disable(self._after)
+        self._handles = [
+            # First, so that a failure in any other hook finds the call announced.
+            block.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            block.register_forward_hook(after, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._keeper = None
+
+    def _before(self, block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._ring.acquire(self._position)
+        if torch.is_grad_enabled():
+            self._check_gradients(block, args, kwargs)
+
+    def _after(self, block: nn.Module, args: tuple[object, ...], output: object) -> None:
+        self._ring.release(self._position, self._backend.record())
+
+    def _check_gradients(self, block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        name = self._ring.order[self._position]
+        for fqn, param in block.named_parameters():
+            if param.requires_grad:
+                raise GradientModeError(name, got=f"{fqn} requires grad")
+        if _any_requires_grad((args, kwargs)):
+            raise GradientModeError(name, got="an input that requires grad")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse: a copy of a block would hold whatever its slot holds now."""
+        raise copy_refusal("deepcopy()", self._ring.order[self._position])
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse: a saved block would hold whatever its slot holds now."""
+        raise copy_refusal("pickle", self._ring.order[self._position])
+
+
+def copy_refusal(operation: str, block: Fqn) -> StreamedWeightsError:
+    """Return the error for copying a streamed block in any way."""
+    return StreamedWeightsError(operation, block=block, hint="load the plan again for a second model")
+
+
+def running_test(blocks: Sequence[nn.Module]) -> _RunningTest:
+    """Return the test whether a call of one of `blocks` is on a thread's stack; keeps no block alive."""
+    return _RunningTest(blocks)
+
+
+class _RunningTest:
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks = [weakref.ref(block) for block in blocks]
+        self._frames = sys._current_frames
+
+    def __call__(self, block: int, thread: int) -> bool:
+        frames = self._frames()
+        frame = frames.get(thread)
+        # This thread is inside a call of some block anyway, so its stack is searched for the one asked about. Of
+        # another thread it is enough that it calls modules: under a compiler its frames need not be recognizable.
+        is_own_thread = frame is not None and frame is not None and thread == _this_thread()
+        module = self._blocks[block]()
+        while frame is not None:
+            if is_own_thread:
+                if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
+                    return True
+            elif frame.f_code.co_filename == _CALL_FILE:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _any_requires_grad(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, dict):
+        return any(_any_requires_grad(member) for member in value.values())
+    if isinstance(value, (tuple, list)):
+        return any(_any_requires_grad(member) for member in value)
+    return False

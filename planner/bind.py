@@ -1,0 +1,139 @@
+"""Binding: giving a plan that was made from a config the identity of a checkpoint, without planning anew.
+
+The checkpoint is read as for planning; what the plan says of the model must come out again, byte for byte.
+Then identity and name rules are added and nothing else changes. What differs is listed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bayplan.planner.chain import chain_from_graph, fold
+from bayplan.planner.formats import plan_formats
+from bayplan.planner.name_rules import tensor_rules
+from bayplan.planner.options import PlanOptions
+from bayplan.schemas.codec import sealed
+from bayplan.schemas.errors import BayplanError, PlanRefused, RefusalKind
+from bayplan.schemas.features import not_yet_run
+from bayplan.schemas.plan import Plan
+
+if TYPE_CHECKING:
+    from bayplan.planner.source import Progress
+
+    from bayplan.planner.read_model import ReadModel
+
+_SHOWN = 8
+
+
+def bind_plan(
+    plan: Plan,
+    checkpoint: str,
+    *,
+    hash_content: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Return `plan` with the identity and the name rules of `checkpoint`.
+
+    Args:
+        plan: Planned from a config, or bound to another state of the same model.
+        checkpoint: Folder or Hub id.
+        hash_content: Hash local shards.
+        variant: Which of several checkpoints in the folder.
+        progress: Told of hashing.
+
+    Raises:
+        PlanRefused: FOREIGN: the checkpoint is of another model, or in other data types.
+        PlanRefused: STALE: the same model, whose graph differs from the planned one.
+        BayplanError: The checkpoint cannot be read or holds no weights.
+    """
+    from bayplan.planner.read_model import read_model  # torch and transformers
+
+    options = PlanOptions(
+        batch=plan.workload.batch,
+        context=plan.workload.context,
+        encoder_context=plan.workload.encoder_context,
+        prefill_chunk=plan.workload.prefill_chunk,
+        class_name=plan.model.class_name if plan.model.library == "transformers" else None,
+        format=plan.model.dtype if plan.model.library == "transformers" else None,
+        no_split=plan.problem.no_split,
+        hash_content=hash_content,
+        variant=variant,
+        trust_remote_code=plan.model.trust_remote_code,
+        checkpoint=checkpoint if plan.model.library != "transformers" else None,
+    )
+    name = checkpoint if plan.model.library == "transformers" else (plan.model.source or checkpoint)
+    read = read_model(name, options, progress)
+    _check_same_model(plan, read, checkpoint)
+    _check_same_graph(plan, read, checkpoint)
+    model = msgspec.structs.replace(
+        plan.model,
+        source=read.model.source,
+        revision=read.model.revision,
+        config_digest=read.model.config_digest,
+        checkpoint=read.model.checkpoint,
+    )
+    bound = msgspec.structs.replace(plan, model=model, rules=tensor_rules(read.sources), applyable=True)
+    return sealed(msgspec.structs.replace(bound, applyable=bound.complete and not not_yet_run(bound)))
+
+
+def _check_same_model(plan: Plan, read: ReadModel, checkpoint: str) -> None:
+    if read.model.checkpoint is None:
+        raise BayplanError(
+            "there are no weights to bind to",
+            where=checkpoint,
+            got="a config alone",
+            needed="safetensors shards beside it",
+        )
+    wanted, found = plan.model, read.model
+    if (wanted.class_name, wanted.tree_digest) != (found.class_name, found.tree_digest):
+        raise PlanRefused(
+            RefusalKind.FOREIGN,
+            "the checkpoint is of another model",
+            where=checkpoint,
+            got=f"{found.class_name} with {found.num_params} parameters, {found.tree_digest}",
+            needed=f"{wanted.class_name} with {wanted.num_params} parameters, {wanted.tree_digest}",
+            hint="plan for this checkpoint instead",
+        )
+
+
+def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
+    """Compare what the solver was given: equal inputs mean that the placement still holds."""
+    chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
+    formats, format_rules, block_formats = plan_formats(read.graph, read.dtype)
+    differences = [
+        f"{what}: {got} instead of {wanted}"
+        for what, got, wanted in (
+            ("blocks", len(chain), len(plan.blocks)),
+            ("formats", sorted(formats), sorted(plan.formats)),
+            ("context", read.workload.context, plan.workload.context),
+        )
+        if got != wanted
+    ]
+    for block, name, num_bytes, format_name in zip(
+        plan.blocks, chain.ids, chain.exact_bytes, block_formats, strict=False
+    ):
+        if (block.id, block.num_bytes, block.format) != (name, num_bytes, format_name):
+            differences.append(
+                f"block {name} ({num_bytes} bytes, {format_name}) instead of"
+                f" {block.id} ({block.num_bytes} bytes, {block.format})"
+            )
+    if format_rules != plan.format_rules:
+        differences.append("tensors kept in another data type than their block")
+    if not differences and fold(chain) != plan.problem.runs:
+        differences.append("work or activations of the blocks, as traced by this version of the libraries")
+    if chain.scratch_bytes > plan.problem.scratch_bytes:
+        differences.append(
+            f"reader's scratch: {chain.scratch_bytes} bytes instead of {plan.problem.scratch_bytes}"
+        )
+    if differences:
+        more = len(differences) - _SHOWN
+        raise PlanRefused(
+            RefusalKind.STALE,
+            "the placement does not hold for this checkpoint",
+            where=checkpoint,
+            got="; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else ""),
+            hint="plan again",
+        )

@@ -1,0 +1,115 @@
+"""Where a command's words go: data and pictures to standard output, all else to standard error.
+
+Owns both streams and what happens when one cannot take more. Commands never touch them directly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from bayplan.schemas.files import OutputError, write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from bayplan.schemas.strict_json import JsonValue
+
+DEFAULT_WIDTH = 100
+"""Columns where nothing says how wide the terminal is."""
+_MIN_WIDTH = 60
+
+
+def emit(text: str) -> None:
+    """Write `text` to standard output, now.
+
+    Characters that its encoding lacks are escaped.
+
+    Raises:
+        OutputError: It is closed, or the disk behind it is full.
+        BrokenPipeError: Whoever read it has gone.
+    """
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise OutputError("cannot write", where="standard output", got="a closed file")
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        abandon_stdout()
+        raise
+    except OSError as error:
+        abandon_stdout()
+        raise OutputError(
+            "cannot write", where="standard output", got=error.strerror or str(error)
+        ) from error
+
+
+def emit_json(value: JsonValue) -> None:
+    """Write `value` to standard output as indented JSON, its keys in their order.
+
+    Raises:
+        OutputError: As `emit`.
+        BrokenPipeError: As `emit`.
+    """
+    emit(json.dumps(value, indent=2) + "\n")
+
+
+def emit_picture(picture: RenderableType) -> None:
+    """Draw on standard output; plain text without colours where that is no terminal.
+
+    Raises:
+        OutputError: As `emit`.
+        BrokenPipeError: As `emit`.
+    """
+    from rich.console import Console
+
+    console = Console(width=picture_width(), highlight=False)
+    with console.capture() as capture:
+        console.print(picture)
+    emit("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def picture_width() -> int:
+    """Return the columns of the terminal, and a fixed number where there is none."""
+    return max(_MIN_WIDTH, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
+
+
+def say(text: str) -> None:
+    """Write a line of words to standard error; if that is closed there is nobody to tell."""
+    stream: TextIO | None = sys.stderr
+    if stream is None:
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+    except OSError:
+        return
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file and say so.
+
+    Raises:
+        OutputError: As `write_atomic`.
+    """
+    write_atomic(path, data)
+    say(f"wrote {path}")
+
+
+def abandon_stdout() -> None:
+    """Send what is still buffered for standard output nowhere, so that nothing fails again at exit."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):
+        return  # Not a file, such as the recorder of a test.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

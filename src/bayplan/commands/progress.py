@@ -1,0 +1,41 @@
+"""Progress bars for work that takes more than a moment; on standard error, and only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+
+class ProgressBars:
+    """One bar for each stage that reports itself; a context manager, and the callback to report to."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=sys.stderr is None or not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Take the bars away; what was said stays."""
+        self._bars.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Draw how far `stage` is."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
