@@ -1,7 +1,7 @@
 """What must not be done to a model of which only a part is in memory.
 
-Layers that share a slot alias the same bytes, so moving, casting, saving or copying them would take one block's
-weights for those of all. Every such way in is closed with the reason. What changes nothing, such as
+Layers that share a slot alias the same bytes, so moving, casting, saving or copying them would take one
+block's weights for those of all. Every such way in is closed with the reason. What changes nothing, such as
 `model.to("cpu")`, works as ever.
 """
 
@@ -40,15 +40,15 @@ class StreamGuards:
         for name, block in blocks.items():
             refuse = _StateGuard(name)
             self._handles += [
-                block.register_state_dict_pre_hook(refuse.saving),
-                block.register_load_state_dict_pre_hook(refuse.loading),
+                block.register_state_dict_pre_hook(refuse.saving),  # type: ignore[no-untyped-call]
+                block.register_load_state_dict_pre_hook(refuse.loading),  # type: ignore[no-untyped-call]
             ]
         for fqn, module in model.named_modules():
             dot = f"{fqn}." if fqn else ""
             inside = {name: block for name, block in blocks.items() if name == fqn or name.startswith(dot)}
             if inside:
                 guard = _ModuleGuard(module, inside)
-                # On the instance, where they go before the class's own; `to`, `half`, `cuda` all end in `_apply`.
+                # On the instance, where they go before the class's own; `to` and `half` end in `_apply`.
                 module.__dict__.update(
                     _apply=guard.apply, __deepcopy__=guard.deepcopy, __reduce_ex__=guard.reduce_ex
                 )
@@ -94,7 +94,8 @@ class _ModuleGuard:
                         block=name,
                         hint="choose the data type with bayplan plan --format, or plan with more memory",
                     )
-        return type(self._module)._apply(self._module, fn, recurse)
+        type(self._module)._apply(self._module, fn, recurse)  # type: ignore[no-untyped-call]
+        return self._module
 
     def deepcopy(self, memo: object) -> NoReturn:
         raise copy_refusal("deepcopy()", next(iter(self._blocks)))

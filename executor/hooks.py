@@ -7,8 +7,9 @@ running. A resident block has no hook at all.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from torch import nn
 from bayplan.executor.errors import GradientModeError, StreamedWeightsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -48,8 +49,7 @@ class BlockHooks:
 
     def install(self, block: nn.Module) -> None:
         """Put the hooks on `block`, outside of whatever compiles it."""
-        before = torch.compiler.disable(self._before)
-        after = torch.compiler.disable(self._after)
+        before, after = (uncompiled(hook) for hook in (self._before, self._after))
         self._handles = [
             # First, so that a failure in any other hook finds the call announced.
             block.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
@@ -88,36 +88,40 @@ class BlockHooks:
         raise copy_refusal("pickle", self._ring.order[self._position])
 
 
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that a compiler runs as it is, instead of tracing into it."""
+    return cast("Callable[..., None]", torch.compiler.disable(hook))  # type: ignore[no-untyped-call]
+
+
 def copy_refusal(operation: str, block: Fqn) -> StreamedWeightsError:
     """Return the error for copying a streamed block in any way."""
     return StreamedWeightsError(operation, block=block, hint="load the plan again for a second model")
 
 
-def running_test(blocks: Sequence[nn.Module]) -> _RunningTest:
-    """Return the test whether a call of one of `blocks` is on a thread's stack; keeps no block alive."""
-    return _RunningTest(blocks)
+def running_test(blocks: Sequence[nn.Module]) -> Callable[[int, int], bool]:
+    """Return the test whether a call of a block (by position) is on the stack of a thread (by identifier).
 
+    This thread's stack is searched for the block's own call. Of another thread it is enough that it calls any
+    module: inside compiled code its frames need not show which.
 
-class _RunningTest:
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._blocks = [weakref.ref(block) for block in blocks]
-        self._frames = sys._current_frames
+    Args:
+        blocks: In the order of the ring; not kept alive.
+    """
+    references = [weakref.ref(block) for block in blocks]
 
-    def __call__(self, block: int, thread: int) -> bool:
-        frames = self._frames()
-        frame = frames.get(thread)
-        # This thread is inside a call of some block anyway, so its stack is searched for the one asked about. Of
-        # another thread it is enough that it calls modules: under a compiler its frames need not be recognizable.
-        is_own_thread = frame is not None and frame is not None and thread == _this_thread()
-        module = self._blocks[block]()
+    def is_running(position: int, thread: int) -> bool:
+        is_own_thread = thread == threading.get_ident()
+        module = references[position]()
+        frame = sys._current_frames().get(thread)
         while frame is not None:
-            if is_own_thread:
-                if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
-                    return True
-            elif frame.f_code.co_filename == _CALL_FILE:
+            if frame.f_code.co_filename == _CALL_FILE and not is_own_thread:
+                return True
+            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
                 return True
             frame = frame.f_back
         return False
+
+    return is_running
 
 
 def _any_requires_grad(value: object) -> bool:

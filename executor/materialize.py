@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import nn
 
@@ -135,6 +136,17 @@ def check_nothing_on_meta(model: nn.Module) -> None:
     left = sorted({entry.fqn for entry in named_tensors(model) if entry.tensor.is_meta})
     if left:
         raise PlanContradictionError(tuple(f"{fqn} is still on meta" for fqn in left))
+
+
+def without_values(layout: Layout, sources: TensorSources) -> Layout:
+    """Return `layout` without the computed values of the buffers that were read: they need not stay."""
+    tensors = tuple(
+        msgspec.structs.replace(placed, tensor=placed.tensor.to("meta"))
+        if placed.is_buffer and placed.fqns[0] in sources.main
+        else placed
+        for placed in layout.tensors
+    )
+    return Layout(tensors=tensors)
 
 
 def unbind(model: nn.Module, layout: Layout) -> None:

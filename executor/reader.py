@@ -22,7 +22,7 @@ from bayplan.skeleton.formats import torch_dtype
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from bayplan.executor.arena import Region
+    from bayplan.executor.arena import Arena, Region
     from bayplan.executor.backend import DeviceBackend
 
 REQUEST_BYTES = 8 * 2**20
@@ -86,6 +86,12 @@ class Scratch:
     def num_bytes(*, casts: bool) -> int:
         """Return what a scratch takes in an arena."""
         return GAP_SCRATCH_BYTES + (CAST_SCRATCH_BYTES if casts else 0)
+
+    @staticmethod
+    def carved(arena: Arena, *, casts: bool) -> Scratch:
+        """Return a scratch of the next `num_bytes` of `arena`."""
+        gap = arena.carve(GAP_SCRATCH_BYTES)
+        return Scratch(gap, arena.carve(CAST_SCRATCH_BYTES) if casts else None)
 
 
 def is_cast(item: ReadItem) -> bool:

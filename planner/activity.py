@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayplan.planner.operations import operation_flops
+from bayplan.planner.operations import operation_flops, run_operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# A Mamba layer without its kernel loops over positions in Python; beyond this a trace would take minutes.
-MAX_OPERATIONS = 1_000_000
+# The largest models take some 30,000. A Mamba layer without its kernel loops over the positions in Python: a context
+# of 1024 would take minutes.
+MAX_OPERATIONS = 100_000
 """Operations after which a forward is given up as too long to trace."""
 
 _aten = torch.ops.aten
@@ -158,7 +159,7 @@ class ActivityMode(TorchDispatchMode):
             # cheaper way if they may: False makes them go the other one.
             return False
         producers = self._read(func, args, kwargs)
-        output = func(*args, **kwargs)
+        output = run_operation(func, args, kwargs)
         outputs = list(tensors_in(output))
         for tensor in outputs:
             self._register(tensor, producers)

@@ -19,6 +19,7 @@ from bayplan.planner.cache_tensors import cache_tensors, find_cache
 from bayplan.planner.footprint import call_peaks, outside_peak
 from bayplan.planner.inputs import Attempt, accepts, is_encoder_decoder, make_inputs
 from bayplan.planner.operations import FusedAttentionMode
+from bayplan.planner.workload import max_context
 from bayplan.skeleton.tree import named_tensors
 
 if TYPE_CHECKING:
@@ -35,11 +36,21 @@ if TYPE_CHECKING:
 class ForwardFigures:
     """What one forward was seen to do; blocks are named by their index in the partition."""
 
-    log: ForwardLog
+    flops: dict[int, int]
     activation_bytes: dict[int, int]
-    """Block to the most bytes that a call of it needs."""
+    """The most that a call of the block needs on top of what was alive before."""
+    output_bytes: dict[int, int]
+    handed_bytes: dict[tuple[int, int], int]
+    """(block that made it, block that used it) to bytes."""
     outside_bytes: int
     """Most bytes alive while no block is called, the cache left out."""
+    num_calls: dict[int, int]
+    first_call: dict[int, int]
+    """Numbers that grow with time; blocks that were not called are not in it."""
+    first_read: dict[int, int]
+    """Likewise, of the first read of a tensor of the block."""
+    used_outside: frozenset[int]
+    mutated: frozenset[int]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,12 +101,19 @@ def observe(
         stack.enter_context(mode)
         runs = _Runs(model, workload, attempt, mode)
         chunk = workload.prefill_chunk if can_generate(model) else workload.context
-        filled, prefill = runs.run(workload.context - chunk, chunk)
+        filled = runs.forward(workload.context - chunk) if chunk < workload.context else None
+        prefill = runs.forward(chunk)
         kv_bytes, excess = runs.cache_bytes()
         decode = None
-        if can_generate(model):
-            # Without a cache every step is a forward over everything.
-            decode = runs.run(workload.context - 1, 1)[1] if kv_bytes else prefill
+        if can_generate(model) and not kv_bytes:
+            decode = prefill  # Without a cache every step is a forward over everything.
+        elif can_generate(model):
+            if workload.context == max_context(model.config):
+                # Tables of positions end here: the step is the one that completes the context.
+                runs.reset()
+                if workload.context > 1:
+                    runs.forward(workload.context - 1)
+            decode = runs.forward(1)
         replaced = {block_of[fqn] for fqn, twin in twins.items() if _tensor_at(model, fqn) is not twin}
     return Observation(
         prefill=prefill,
@@ -167,21 +185,35 @@ class _Runs:
         self._workload = workload
         self._attempt = attempt
         self._mode = mode
+        self._num_past = 0
         self._output: object = None
         self._options: dict[str, object] = {}
         if can_generate(model):
             wanted = {"use_cache": True, "logits_to_keep": 1 if workload.logits == "last" else 0}
             self._options = {name: value for name, value in wanted.items() if accepts(model, name)}
 
-    def run(self, num_past: int, num_tokens: int) -> tuple[ForwardFigures | None, ForwardFigures]:
-        """Fill a cache with `num_past` positions, then run `num_tokens` on top; return the figures of both."""
-        filled = None
-        if num_past:
-            filled = self._forward(0, num_past, {}, frozenset())
-        carried = self._carried() if num_past else {}
+    def reset(self) -> None:
+        """Forget the cache: the next forward begins a new sequence."""
+        self._num_past = 0
+        self._output = None
+
+    def forward(self, num_tokens: int) -> ForwardFigures:
+        """Run `num_tokens` positions on top of those before and return what was seen."""
+        carried = self._carried() if self._num_past else {}
         previous = self._cached()
         self._output = None
-        return filled, self._forward(num_past, num_tokens, carried, previous)
+        inputs = make_inputs(
+            self._model,
+            self._attempt,
+            batch=self._workload.batch,
+            num_tokens=num_tokens,
+            num_past=self._num_past,
+            encoder_context=self._workload.encoder_context,
+        )
+        self._mode.start()
+        self._output = self._model(**inputs, **carried, **self._options)
+        self._num_past += num_tokens
+        return _figures(self._mode.log, kept=self._cached(), previous=previous)
 
     def cache_bytes(self) -> tuple[dict[int, int], int]:
         """Return the cache's bytes by block after the last forward, and what its storages take beyond them."""
@@ -203,27 +235,6 @@ class _Runs:
             kv_bytes[block] += num_bytes
         return dict(kv_bytes), max(0, sum(storages.values()) - sum(kv_bytes.values()))
 
-    def _forward(
-        self, num_past: int, num_tokens: int, carried: dict[str, object], previous: frozenset[int]
-    ) -> ForwardFigures:
-        inputs = make_inputs(
-            self._model,
-            self._attempt,
-            batch=self._workload.batch,
-            num_tokens=num_tokens,
-            num_past=num_past,
-            encoder_context=self._workload.encoder_context,
-        )
-        self._mode.start()
-        self._output = self._model(**inputs, **carried, **self._options)
-        log = self._mode.log
-        kept = self._cached()
-        return ForwardFigures(
-            log=log,
-            activation_bytes=call_peaks(log.events, kept=kept, previous=previous),
-            outside_bytes=outside_peak(log.events, cached=kept | previous),
-        )
-
     def _carried(self) -> dict[str, object]:
         """Return what the next forward takes over from the last one: the cache, and the encoder's output."""
         carried: dict[str, object] = {}
@@ -242,3 +253,23 @@ class _Runs:
     def _cached(self) -> frozenset[int]:
         notes = [self._mode.note(tensor) for tensor in self._cache_tensors()]
         return frozenset(note.serial for note in notes if note is not None)
+
+
+def _figures(log: ForwardLog, *, kept: frozenset[int], previous: frozenset[int]) -> ForwardFigures:
+    handed: dict[tuple[int, int], int] = defaultdict(int)
+    for target, inputs in log.inputs.items():
+        for num_bytes, producers in inputs.values():
+            for source in producers:
+                handed[source, target] += num_bytes
+    return ForwardFigures(
+        flops=log.flops,
+        activation_bytes=call_peaks(log.events, kept=kept, previous=previous),
+        output_bytes=log.output_bytes,
+        handed_bytes=dict(handed),
+        outside_bytes=outside_peak(log.events, cached=kept | previous),
+        num_calls=log.num_calls,
+        first_call=log.first_call,
+        first_read=log.first_read,
+        used_outside=frozenset(log.used_outside),
+        mutated=frozenset(log.mutated),
+    )

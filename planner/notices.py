@@ -34,7 +34,7 @@ def plan_notices(plan: Plan, *, digest_matches: bool) -> tuple[str, ...]:
 
 
 def reading_notices(plan: Plan, *, digest_matches: bool) -> tuple[str, ...]:
-    """Return only what casts doubt on the reading itself: an edited file, fields that this version does not know.
+    """Return only what casts doubt on the reading itself: an edited file, fields unknown to this version.
 
     Args:
         plan: As read from its file.

@@ -18,7 +18,7 @@ from bayplan.planner.wording import (
     rate_text,
     share_text,
 )
-from bayplan.schemas.hardware import Device
+from bayplan.schemas.hardware import Device, Inventory
 from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.sizes import format_duration_ns, format_size
 from bayplan.schemas.types import Reason, SolverStatus
@@ -46,6 +46,11 @@ def short_digest(digest: str) -> str:
     """Return `sha256:` and the first digits of a digest."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:DIGEST_CHARS]}"
+
+
+def rates_source(inventory: Inventory) -> str:
+    """Return where the rates of an inventory are from."""
+    return _RATES.get(inventory.source, "rates of unknown origin")
 
 
 def header_facts(plan: Plan) -> tuple[Fact, ...]:
@@ -180,7 +185,7 @@ def _rates(plan: Plan) -> str:
     texts = {device.id: _device_rates(device) for device in inventory.devices if device.id in used}
     disks = sorted({node.disk.read_bytes_per_second for node in inventory.nodes if node.disk is not None})
     clauses = [*_alike(plan, texts), *(f"disk {rate_text(rate, 'B/s')}" for rate in disks)]
-    return "; ".join((_RATES.get(inventory.source, printable(inventory.source)), *clauses))
+    return "; ".join((rates_source(inventory), *clauses))
 
 
 def _device_rates(device: Device) -> str:

@@ -7,12 +7,13 @@ stream, what the order is, and what to say where no forward could be run.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
+from bayplan.planner.activity import TraceTooLongError
 from bayplan.planner.blocks import BlockSpec, partition
+from bayplan.planner.extrapolate import observe_extrapolated
 from bayplan.planner.forwards import ForwardFigures, Observation, can_generate, observe
 from bayplan.planner.inputs import attempts
 from bayplan.planner.untraced import guess_figures
@@ -107,7 +108,12 @@ def _observe_any(
     note = ""
     for attempt in attempts(workload.batch):
         try:
-            return observe(model, blocks, workload, attempt), ""
+            try:
+                return observe(model, blocks, workload, attempt), ""
+            except TraceTooLongError:
+                return observe_extrapolated(model, blocks, workload, attempt), ""
+        except TraceTooLongError as error:
+            return None, str(error)  # No other inputs make it shorter.
         except _MODEL_ERRORS as error:
             note = note or _one_line(error)
     return None, note
@@ -184,8 +190,8 @@ def _running_order(blocks: Sequence[BlockSpec], observation: Observation) -> tup
     places: list[tuple[int, int]] = []
     place = -1
     for index in range(len(blocks)):
-        read = first.log.first_read.get(index, place)
-        place = first.log.first_call.get(index, read)
+        read = first.first_read.get(index, place)
+        place = first.first_call.get(index, read)
         places.append((place, index))
     return tuple(index for _, index in sorted(places))
 
@@ -200,16 +206,16 @@ def _static_reason(index: int, blocks: Sequence[BlockSpec], tensors: _Tensors) -
 def _observed_reason(
     index: int, blocks: Sequence[BlockSpec], tensors: _Tensors, observation: Observation
 ) -> Reason | None:
-    logs = [figures.log for figures in _all_figures(observation)]
+    forwards = _all_figures(observation)
     reason = _static_reason(index, blocks, tensors)
     if reason is not None:
         return reason
-    if any(index in log.used_outside for log in logs):
+    if any(index in one.used_outside for one in forwards):
         return Reason.USED_OUTSIDE
-    num_calls = max(log.num_calls.get(index, 0) for log in logs)
+    num_calls = max(one.num_calls.get(index, 0) for one in forwards)
     if num_calls != 1:
         return Reason.REPEATED if num_calls else Reason.NOT_CALLED
-    if index in observation.replaced_buffers or any(index in log.mutated for log in logs):
+    if index in observation.replaced_buffers or any(index in one.mutated for one in forwards):
         return Reason.MUTATED
     return None
 
@@ -227,7 +233,7 @@ def _observed_block(
     observation: Observation,
 ) -> GraphBlock:
     # An encoder runs when the cache is filled and not again.
-    once = observation.filled if index not in observation.prefill.log.num_calls else None
+    once = observation.filled if index not in observation.prefill.num_calls else None
     prefill = _work(index, once or observation.prefill)
     return _graph_block(
         blocks[index],
@@ -236,15 +242,15 @@ def _observed_block(
         prefill if observation.decode is None else _work(index, observation.decode),
         kv_bytes=observation.kv_bytes.get(index, 0),
         resident_reason=_observed_reason(index, blocks, tensors, observation),
-        num_calls=max(figures.log.num_calls.get(index, 0) for figures in _all_figures(observation)),
+        num_calls=max(figures.num_calls.get(index, 0) for figures in _all_figures(observation)),
     )
 
 
 def _work(index: int, figures: ForwardFigures) -> Work:
     return Work(
-        flops=figures.log.flops.get(index, 0),
+        flops=figures.flops.get(index, 0),
         activation_bytes=figures.activation_bytes.get(index, 0),
-        output_bytes=figures.log.output_bytes.get(index, 0),
+        output_bytes=figures.output_bytes.get(index, 0),
     )
 
 
@@ -272,10 +278,10 @@ def _graph_block(
 
 def _edges(order: Sequence[int], blocks: Sequence[BlockSpec], observation: Observation) -> tuple[Edge, ...]:
     """Return what blocks hand to others than their successor, in the order of the blocks that receive it."""
-    first = _handed_over(observation.prefill)
+    first = observation.prefill.handed_bytes
     if observation.filled is not None:
-        first = _handed_over(observation.filled) | first
-    later = first if observation.decode is None else _handed_over(observation.decode)
+        first = observation.filled.handed_bytes | first
+    later = first if observation.decode is None else observation.decode.handed_bytes
     place = {index: number for number, index in enumerate(order)}
     pairs = sorted(first.keys() | later.keys(), key=lambda pair: (place[pair[1]], place[pair[0]]))
     return tuple(
@@ -288,16 +294,6 @@ def _edges(order: Sequence[int], blocks: Sequence[BlockSpec], observation: Obser
         for source, target in pairs
         if place[source] + 1 != place[target]
     )
-
-
-def _handed_over(figures: ForwardFigures) -> dict[tuple[int, int], int]:
-    """Return the bytes that each block used and another made."""
-    handed: dict[tuple[int, int], int] = defaultdict(int)
-    for target, inputs in figures.log.inputs.items():
-        for num_bytes, producers in inputs.values():
-            for source in producers:
-                handed[source, target] += num_bytes
-    return dict(handed)
 
 
 def _base_bytes(observation: Observation) -> int:

@@ -133,8 +133,8 @@ def encode_report(report: Report) -> bytes:
 
 def encode_schema(struct: type[msgspec.Struct], title: str) -> bytes:
     """Return the JSON Schema of `struct` as it is committed."""
-    schema = _tree(msgspec.json.schema(struct))
-    return pretty({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema)
+    head: JsonObject = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    return pretty(head | _tree(msgspec.json.schema(struct)))
 
 
 def _tree(value: msgspec.Struct | dict[str, object]) -> JsonObject:

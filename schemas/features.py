@@ -35,7 +35,8 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
     devices = {block.device for block in plan.blocks}
     backends = {device.backend for device in plan.devices if device.id in devices}
     experts = [block.experts for block in plan.blocks if block.experts is not None]
-    formats = {holder.format for holder in (*plan.blocks, *experts, *plan.format_rules)}
+    formats = {block.format for block in plan.blocks} | {rule.format for rule in plan.format_rules}
+    formats |= {part.format for part in experts}
     used = {
         Feature.ACCELERATOR: any(backend != Backend.CPU for backend in backends),
         Feature.STREAM_HOST: any(block.residency == Residency.STREAM_HOST for block in plan.blocks),

@@ -10,5 +10,5 @@ from bayplan.schemas.strict_json import JsonValue
 
 
 def json_tree(value: object) -> JsonValue:
-    """Return `value`, a struct or anything that structs are made of, as the values that its JSON text decodes to."""
+    """Return `value`, a struct or any part of one, as the values that its JSON text decodes to."""
     return cast(JsonValue, msgspec.json.decode(msgspec.json.encode(value)))

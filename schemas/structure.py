@@ -6,6 +6,7 @@ because it walks the same types: carrying unknown fields of a file over into wha
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from collections.abc import Iterator
@@ -40,8 +41,8 @@ def problems(tree: JsonValue, wanted: object, path: str = "$") -> Iterator[tuple
         for index, item in enumerate(tree):
             yield from problems(item, element, f"{path}[{index}]")
         return
-    elements = typing.get_args(wanted) if typing.get_origin(wanted) is tuple else ()
-    if element is None and isinstance(tree, list) and len(tree) == len(elements):
+    elements = _elements_of(wanted)
+    if elements is not None and isinstance(tree, list) and len(tree) == len(elements):
         for index, item in enumerate(tree):
             yield from problems(item, elements[index], f"{path}[{index}]")
         return
@@ -59,14 +60,20 @@ def _struct_problems(tree: JsonValue, struct: type[msgspec.Struct], path: str) -
     if not isinstance(tree, dict):
         yield path, f"Expected `object`, got `{_json_type(tree)}`"
         return
+    for name, (wanted, is_required) in _fields_of(struct).items():
+        if name in tree:
+            yield from problems(tree[name], wanted, join_path(path, name))
+        elif is_required:
+            yield path, f"Object missing required field `{name}`"
+
+
+@functools.cache
+def _fields_of(struct: type[msgspec.Struct]) -> dict[str, tuple[object, bool]]:
+    """Return type and necessity of each field, by its name in JSON."""
     hints = typing.get_type_hints(struct, include_extras=True)
-    for field in msgspec.structs.fields(struct):
-        if field.encode_name in tree:
-            yield from problems(
-                tree[field.encode_name], hints[field.name], join_path(path, field.encode_name)
-            )
-        elif field.required:
-            yield path, f"Object missing required field `{field.encode_name}`"
+    return {
+        field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(struct)
+    }
 
 
 def _leaf_problems(tree: JsonValue, wanted: object, path: str) -> Iterator[tuple[str, str]]:
@@ -99,10 +106,9 @@ def merged(old: JsonValue, new: JsonValue, wanted: object) -> JsonValue:
     """
     struct = _struct_of(wanted, new)
     if struct is not None and isinstance(old, dict) and isinstance(new, dict):
-        hints = typing.get_type_hints(struct, include_extras=True)
-        known = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
+        known = _fields_of(struct)
         result = {
-            key: merged(old[key], value, known[key]) if key in old and key in known else value
+            key: merged(old[key], value, known[key][0]) if key in old and key in known else value
             for key, value in new.items()
         }
         return result | {key: value for key, value in old.items() if key not in known}
@@ -128,7 +134,7 @@ def _entity_key(item: JsonValue, wanted: object) -> str:
     struct = _struct_of(wanted, item)
     if struct is None or not isinstance(item, dict):
         return repr(item)
-    known = [field.encode_name for field in msgspec.structs.fields(struct)]
+    known = list(_fields_of(struct))
     naming = next((fields for fields in _KEY_FIELDS if set(fields) <= set(known)), known)
     return repr([item.get(field) for field in naming])
 
@@ -150,6 +156,13 @@ def _element_of(wanted: object) -> object | None:
     if typing.get_origin(wanted) is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return typing.cast(object, arguments[0])
     return None
+
+
+def _elements_of(wanted: object) -> tuple[object, ...] | None:
+    """Return the element types of `tuple[A, B]`, else None."""
+    if typing.get_origin(wanted) is not tuple or _element_of(wanted) is not None:
+        return None
+    return typing.get_args(wanted)
 
 
 def _member_of(wanted: object) -> tuple[object, object] | None:

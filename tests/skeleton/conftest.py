@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many architectures, saved once a session, and what `from_pretrained` makes of them."""
+"""Tiny random checkpoints of many architectures, saved once a session, and what transformers makes of them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,67 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
     "bert": ("BertForMaskedLM", {**SMALL}),
+    "bart": (
+        "BartForConditionalGeneration",
+        {
+            "vocab_size": 64,
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 64,
+        },
+    ),
     "bloom": ("BloomForCausalLM", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "clip": ("CLIPModel", {"text_config": {**SMALL, "eos_token_id": 2}, "vision_config": {**VISION, "image_size": 16}}),
+    "clip": (
+        "CLIPModel",
+        {"text_config": {**SMALL, "eos_token_id": 2}, "vision_config": {**VISION, "image_size": 16}},
+    ),
     "deepseek_v3": (
         "DeepseekV3ForCausalLM",
-        {**SMALL, **MLA, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
-         "moe_intermediate_size": 16, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+        {
+            **SMALL,
+            **MLA,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+        },
     ),
-    "falcon": ("FalconForCausalLM", {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
+    "falcon": (
+        "FalconForCausalLM",
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    ),
     "gemma3": ("Gemma3ForCausalLM", {**SMALL, "head_dim": 8, "sliding_window": 16}),
     "gpt2": ("GPT2LMHeadModel", GPT),
     "gpt_neox": ("GPTNeoXForCausalLM", {**SMALL}),
     "gptj": ("GPTJForCausalLM", {**GPT, "rotary_dim": 4}),
     "llama": ("LlamaForCausalLM", {**SMALL}),
-    "mamba": ("MambaForCausalLM", {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
-    "mpt": ("MptForCausalLM", {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
+    "mamba": (
+        "MambaForCausalLM",
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+    ),
     "opt": ("OPTForCausalLM", {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "phi3": ("Phi3ForCausalLM", {**SMALL, "pad_token_id": 0, "rope_parameters": ROPE, "original_max_position_embeddings": 32}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {**SMALL, "pad_token_id": 0, "rope_parameters": ROPE, "original_max_position_embeddings": 32},
+    ),
     "qwen2": ("Qwen2ForCausalLM", {**SMALL, "tie_word_embeddings": True}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {**SMALL, **EXPERTS, "head_dim": 8}),
-    "t5": ("T5ForConditionalGeneration", {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    ),
     "vit": ("ViTForImageClassification", {**VISION, "image_size": 16, "patch_size": 4}),
 }
 

@@ -1,24 +1,248 @@
 from __future__ import annotations
 
+import importlib
+import json
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
 import torch
-from safetensors.torch import load_file
+from torch import nn
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bayplan.schemas.errors import UsageError
+from bayplan.skeleton.build import build_factory, build_model
+from bayplan.skeleton.config import ModelError, choose_class, choose_dtype, load_config
+from bayplan.skeleton.creation import NoValueError
+from bayplan.skeleton.tree import tensor_records, tie_groups, tree_digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Checkpoint
+
+LLAMA = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+# The sizes of DeepSeek-V3: 671 billion parameters.
+DEEPSEEK_V3 = """
+import resource, torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from bayplan.skeleton.build import build_model
-from bayplan.skeleton.config import choose_class, choose_dtype, load_config
-from bayplan.skeleton.tree import tie_groups, tree_digest
+config = DeepseekV3Config(vocab_size=129280, hidden_size=7168, intermediate_size=18432, moe_intermediate_size=2048,
+    num_hidden_layers=61, num_attention_heads=128, n_routed_experts=256, n_group=8, topk_group=4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = build_model(config, DeepseekV3ForCausalLM, torch.bfloat16)
+print(sum(p.numel() for p in model.parameters()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
 
-def test_x(checkpoint):
+
+def test_equals_from_pretrained(checkpoint: Checkpoint) -> None:
+    reference = checkpoint.reference
     config = load_config(checkpoint.folder)
     model = build_model(config, choose_class(config), choose_dtype(config), folder=checkpoint.folder)
-    ref=checkpoint.reference
-    print(checkpoint.name, [k for k,_ in ref.named_buffers()])
-    assert type(model) is type(ref)
-    assert tree_digest(model)==tree_digest(ref)
-    assert tie_groups(model)==tie_groups(ref)
-    for (k,a),(l,b) in zip(model.named_buffers(),ref.named_buffers(),strict=True):
-        assert k==l
-        assert a.dtype==b.dtype and a.shape==b.shape
-        assert torch.equal(a.contiguous().reshape(-1).view(torch.uint8),b.contiguous().reshape(-1).view(torch.uint8)),k
-    assert model.config._attn_implementation==ref.config._attn_implementation
-    if hasattr(ref,'generation_config'): assert model.generation_config==ref.generation_config
-    assert model.config.to_dict()==ref.config.to_dict()
+    assert type(model) is type(reference)
+    assert tensor_records(model) == tensor_records(reference)
+    assert tie_groups(model) == tie_groups(reference)
+    assert all(param.is_meta for param in model.parameters())
+    assert model.config.to_dict() == reference.config.to_dict()
+    assert model.config._attn_implementation == reference.config._attn_implementation
+    assert model.config._experts_implementation == reference.config._experts_implementation
+    assert getattr(model, "generation_config", None) == getattr(reference, "generation_config", None)
+    assert [m.training for m in model.modules()] == [m.training for m in reference.modules()]
+    assert dict(model.all_tied_weights_keys) == dict(reference.all_tied_weights_keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes_equal_those_of_from_pretrained(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    reference = checkpoint.model_class.from_pretrained(checkpoint.folder, dtype=dtype)
+    model = build_model(load_config(checkpoint.folder), checkpoint.model_class, dtype)
+    assert tensor_records(model) == tensor_records(reference)
+    assert model.dtype is reference.dtype
+
+
+def test_generation_config_of_the_folder(tmp_path: Path) -> None:
+    config = LlamaConfig(**LLAMA)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6], "top_k": 3}))
+    model = build_model(config, LlamaForCausalLM, torch.float32, folder=tmp_path)
+    assert model.generation_config is not None
+    assert (model.generation_config.eos_token_id, model.generation_config.top_k) == ([5, 6], 3)
+
+
+def test_bad_generation_config(tmp_path: Path) -> None:
+    config = LlamaConfig(**LLAMA)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"cache_implementation": "none such"}')
+    with pytest.raises(ModelError) as caught:
+        build_model(config, LlamaForCausalLM, torch.float32, folder=tmp_path)
+    first, *_ = str(caught.value).splitlines()
+    assert first.startswith(f"{tmp_path}: the generation config cannot be used: got ")
+
+
+def test_config_is_not_changed() -> None:
+    config = LlamaConfig(**LLAMA)
+    before = config.to_dict()
+    build_model(config, LlamaForCausalLM, torch.bfloat16)
+    assert config.to_dict() == before
+
+
+def test_failing_constructor() -> None:
+    with pytest.raises(ModelError) as caught:
+        build_model(LlamaConfig(**{**LLAMA, "hidden_act": "no such"}), LlamaForCausalLM, torch.float32)
+    assert str(caught.value) == "LlamaForCausalLM cannot be built from this config: got KeyError: 'no such'"
+
+
+def test_dtype_that_nothing_is_built_in() -> None:
+    with pytest.raises(ModelError) as caught:
+        build_model(LlamaConfig(**LLAMA), LlamaForCausalLM, torch.int8)
+    assert str(caught.value) == (
+        "LlamaForCausalLM cannot be built from this config: got ValueError: LlamaForCausalLM cannot be"
+        " instantiated under `dtype=torch.int8` as it's not a floating-point dtype"
+    )
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_huge_model_takes_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", DEEPSEEK_V3], capture_output=True, text=True, check=True)
+    num_params, kibibytes = map(int, done.stdout.split())
+    assert num_params == 671_026_404_352
+    assert kibibytes < 200 * 1024
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.tied = nn.Linear(3, 4)
+        self.tied.weight = self.linear.weight
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+class Namespace:
+    net = Net
+
+def fails():
+    raise RuntimeError("no luck\\nsecond line")
+
+def returns_a_list():
+    return []
+
+def lazy():
+    return nn.LazyLinear(3)
+
+def from_weights():
+    net = Net()
+    net.register_buffer("norm", torch.zeros(4).add_(net.linear.bias))
+    return net
+
+_built = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+
+def built_before():
+    return _built
+
+number = 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"factories_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(FACTORIES))
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("attribute", ["Net", "Namespace.net"])
+def test_factory(factories: str, attribute: str) -> None:
+    module = build_factory(f"{factories}:{attribute}")
+    assert all(param.is_meta for param in module.parameters())
+    assert tie_groups(module) == (("linear.weight", "tied.weight"),)
+    assert dict(module.named_buffers())["table"].tolist() == [0.0, 1.0, 2.0]
+    assert not module.training
+    assert tree_digest(module) == tree_digest(build_factory(f"{factories}:Net"))
+
+
+@pytest.mark.parametrize("spec", ["module", "a.b.c", "a b:c", ":c", "a:", "a:b:c", "../a:b"])
+def test_factory_spec_of_another_form(spec: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        build_factory(spec)
+    assert str(caught.value) == f'not a factory: got "{spec}", needed package.module:factory'
+
+
+def test_factory_module_cannot_be_imported() -> None:
+    with pytest.raises(ModelError) as caught:
+        build_factory("no_such_module:make")
+    assert str(caught.value) == (
+        "no_such_module:make: cannot import no_such_module: got ModuleNotFoundError: No module named"
+        " 'no_such_module'\nhint: is its folder on PYTHONPATH?"
+    )
+
+
+@pytest.mark.parametrize("attribute", ["nothing", "number", "Namespace.nothing"])
+def test_factory_is_no_callable(factories: str, attribute: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_factory(f"{factories}:{attribute}")
+    assert str(caught.value) == (
+        f"{factories}:{attribute}: {factories} has no callable {attribute}: needed a function or class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("fails", "the factory fails: got RuntimeError: no luck"),
+        ("returns_a_list", "the factory returns no module: got list, needed an nn.Module"),
+        (
+            "lazy",
+            "the factory's module has parameters without a shape: got weight, bias, needed a module whose shapes"
+            " are known\nhint: replace Lazy modules by ones with sizes",
+        ),
+        (
+            "built_before",
+            "the factory's module holds real weights: got 0.weight, 0.bias, 1.weight and 3 more, needed parameters"
+            " made in the call, in its own thread\nhint: let the factory build a new module; weights come from"
+            " --checkpoint",
+        ),
+    ],
+)
+def test_factory_fault(factories: str, factory: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_factory(f"{factories}:{factory}")
+    assert str(caught.value) == f"{factories}:{factory}: {message}"
+
+
+def test_factory_module_built_before_keeps_its_weights(factories: str) -> None:
+    with pytest.raises(ModelError):
+        build_factory(f"{factories}:built_before")
+    assert not any(param.is_meta for param in importlib.import_module(factories).built_before().parameters())
+
+
+def test_class_that_computes_a_buffer_from_weights() -> None:
+    class Peeking(PreTrainedModel):
+        config_class = GPT2Config
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.linear = nn.Linear(2, 2)
+            self.register_buffer("sum", torch.zeros(2).add_(self.linear.bias))
+            self.post_init()
+
+    with pytest.raises(NoValueError) as caught:
+        build_model(GPT2Config(), Peeking, torch.float32)
+    assert str(caught.value).startswith("add_ puts the values of a weight into a buffer, ")
+
+
+def test_factory_that_computes_a_buffer_from_weights(factories: str) -> None:
+    with pytest.raises(NoValueError) as caught:
+        build_factory(f"{factories}:from_weights")
+    assert str(caught.value).startswith("add_ puts the values of a weight into a buffer, ")

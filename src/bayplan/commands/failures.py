@@ -34,7 +34,9 @@ def exit_code_of(command: Callable[[], object]) -> int:
         say(f"error: {error}")
         return error.exit_code
     except _PARSER_ERROR as error:
-        say(_usage_text(error))
+        # Without a message the parser has printed the help, as for `bayplan` alone.
+        if error.format_message():
+            say(_usage_text(error))
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted")
@@ -52,6 +54,8 @@ def exit_code_of(command: Callable[[], object]) -> int:
     except SystemExit as error:
         # typer's own way out, after help or when a reader has gone.
         return error.code if isinstance(error.code, int) else ExitCode.DONE
+    if code == INTERRUPTED:
+        say("interrupted")  # Newer versions of typer have already turned the exception into its exit code.
     return code if isinstance(code, int) else ExitCode.DONE
 
 

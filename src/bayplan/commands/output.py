@@ -5,13 +5,13 @@ Owns both streams and what happens when one cannot take more. Commands never tou
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
 from bayplan.schemas.files import OutputError, write_atomic
+from bayplan.schemas.pretty_json import pretty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,13 +52,13 @@ def emit(text: str) -> None:
 
 
 def emit_json(value: JsonValue) -> None:
-    """Write `value` to standard output as indented JSON, its keys in their order.
+    """Write `value` to standard output in the layout of bayplan's files.
 
     Raises:
         OutputError: As `emit`.
         BrokenPipeError: As `emit`.
     """
-    emit(json.dumps(value, indent=2) + "\n")
+    emit(pretty(value).decode())
 
 
 def emit_picture(picture: RenderableType) -> None:
@@ -68,12 +68,12 @@ def emit_picture(picture: RenderableType) -> None:
         OutputError: As `emit`.
         BrokenPipeError: As `emit`.
     """
-    from rich.console import Console
+    emit(_drawn(picture, to_stderr=False))
 
-    console = Console(width=picture_width(), highlight=False)
-    with console.capture() as capture:
-        console.print(picture)
-    emit("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+def say_picture(picture: RenderableType) -> None:
+    """Draw on standard error."""
+    say(_drawn(picture, to_stderr=True).removesuffix("\n"))
 
 
 def picture_width() -> int:
@@ -92,6 +92,16 @@ def say(text: str) -> None:
         stream.flush()
     except OSError:
         return
+
+
+def _drawn(picture: RenderableType, *, to_stderr: bool) -> str:
+    """Return the picture's text, with colours if it goes to a terminal."""
+    from rich.console import Console
+
+    console = Console(width=picture_width(), highlight=False, stderr=to_stderr)
+    with console.capture() as capture:
+        console.print(picture)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -34,8 +34,8 @@ class ProgressBars:
         """Take the bars away; what was said stays."""
         self._bars.stop()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         """Draw how far `stage` is."""
         if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, total=total)
-        self._bars.update(self._tasks[stage], completed=done, total=total)
+            self._tasks[stage] = self._bars.add_task(stage, total=total_bytes)
+        self._bars.update(self._tasks[stage], completed=done_bytes, total=total_bytes)

@@ -54,6 +54,17 @@ _LIKE = frozenset(
         torch.Tensor.new_zeros,
     }
 )
+# Those that have their values even if they are like a weight: masks, mostly.
+_CONSTANT_LIKE = frozenset(
+    {
+        torch.full_like,
+        torch.ones_like,
+        torch.zeros_like,
+        torch.Tensor.new_full,
+        torch.Tensor.new_ones,
+        torch.Tensor.new_zeros,
+    }
+)
 # New tensors whose values carry meaning: always real, whatever their size.
 _VALUED = frozenset(
     {
@@ -114,7 +125,9 @@ class CreationMode(TorchFunctionMode):
         if named.get("out") is None:
             if func in _SIZED or (func is torch.normal and (len(args) == 3 or "size" in named)):
                 return self._create(func, args, named)
-            if func in _LIKE and (named.get("device") is not None or not _takes_meta(args, named)):
+            if func in _LIKE and (
+                func in _CONSTANT_LIKE or named.get("device") is not None or not _takes_meta(args, named)
+            ):
                 return self._create(func, args, named)
             if func in _VALUED and not _is_explicit_meta(named) and not _takes_meta(args, named):
                 named["device"] = "cpu"

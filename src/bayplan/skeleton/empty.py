@@ -239,9 +239,7 @@ def build_empty(build: Callable[[], _ModuleT], *, max_real_elements: int = MAX_R
     for _ in range(2):
         with _building(max_real_elements) as builder:
             module = build()
-            for part in module.modules():
-                builder.note(part)
-            builder.sweep()
+            builder.sweep()  # those built here; one built before keeps its weights
         lost = [
             (f"{fqn}.{name}".removeprefix("."), tensor)
             for fqn, part in module.named_modules()

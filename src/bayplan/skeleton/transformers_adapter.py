@@ -49,7 +49,10 @@ def classes_for(config: PretrainedConfig) -> tuple[type[PreTrainedModel], ...]:
     found: dict[str, type[PreTrainedModel]] = {}
     for table in vars(modeling_auto).values():
         if isinstance(table, _LazyAutoMapping) and type(config) in table:
-            entry = table[type(config)]
+            try:
+                entry = table[type(config)]
+            except ValueError:  # the table names a class that this transformers does not have
+                continue
             for candidate in entry if isinstance(entry, tuple) else (entry,):
                 if candidate is not None:
                     found[candidate.__name__] = candidate

@@ -1,0 +1,77 @@
+"""From what the user calls the checkpoint to a folder on this machine: a path as it is, a Hub id by download.
+
+Downloads only what the plan names: its shards, and the small files beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bayplan.schemas.checkpoint import LocalCheckpoint, open_folder
+from bayplan.schemas.checkpoint_index import check_shard_name
+from bayplan.schemas.errors import BayplanError, UsageError
+
+if TYPE_CHECKING:
+    from bayplan.schemas.plan import Plan
+
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_VARIANT = re.compile(r"[^.]+\.(?P<variant>[A-Za-z0-9_]+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors")
+_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+
+
+def open_checkpoint(plan: Plan, checkpoint: Path | str | None) -> LocalCheckpoint:
+    """Return the opened checkpoint for a bound plan.
+
+    Args:
+        plan: Names the shards, and with them the variant; its source is where the checkpoint comes from if
+            nothing else is given.
+        checkpoint: A folder, or a Hub id `org/name[@revision]`; None: the plan's source.
+
+    Raises:
+        UsageError: Nothing given, and the plan has no source.
+        BayplanError: No such folder, and no Hub id either.
+        BayplanError: The Hub does not give it.
+        CheckpointError: As `open_folder`.
+    """
+    assert plan.model.checkpoint is not None, "only bound plans have a checkpoint"
+    names = [shard.file for shard in plan.model.checkpoint.shards]
+    for name in names:
+        check_shard_name(name, where="plan")
+    given = checkpoint if checkpoint is not None else plan.model.source
+    if given is None:
+        raise UsageError(
+            "no checkpoint given, and the plan was made from a local folder",
+            where="--checkpoint",
+            needed="a folder or a Hub id",
+        )
+    folder = Path(given)
+    if not folder.exists():
+        hub_id = _HUB_ID.fullmatch(str(given))
+        if hub_id is None:
+            raise BayplanError(
+                "no such checkpoint", where=str(given), needed="a folder, or a Hub id such as org/name"
+            )
+        revision = hub_id["revision"] or (plan.model.revision if checkpoint is None else None)
+        folder = _download(hub_id["repo"], revision, names, with_code=plan.model.trust_remote_code)
+    variant = _VARIANT.fullmatch(names[0]) if names else None
+    return open_folder(folder, variant=variant["variant"] if variant else None)
+
+
+def _download(repo: str, revision: str | None, names: list[str], *, with_code: bool) -> Path:
+    """Download the small files and the named shards; return the snapshot's folder."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    patterns = [*names, *_SMALL_FILES, *(["*.py"] if with_code else [])]
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines()
+        raise BayplanError(
+            "the Hub does not give this checkpoint",
+            where=repo if revision is None else f"{repo}@{revision}",
+            got=f"{type(error).__name__}: {lines[0] if lines else ''}",
+            hint="check the name and your network; a gated model needs `hf auth login`",
+        ) from error

@@ -1,0 +1,231 @@
+"""Carry a plan out once: load, generate or run one forward, report, release.
+
+Owns the two ways to run a model, in groups of the planned batch, and the digest of what came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from bayplan.executor.checkpoint_source import open_checkpoint
+from bayplan.executor.errors import ContextExceededError
+from bayplan.executor.load import loaded
+from bayplan.executor.preflight import check_runnable, open_plan
+from bayplan.executor.prompts import ModelInputs, Prompts
+from bayplan.executor.report import report
+from bayplan.executor.state import state_of
+from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.report import Report
+from bayplan.skeleton.config import one_line
+from bayplan.skeleton.formats import short_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from bayplan.executor.progress import Progress
+    from bayplan.schemas.plan import Plan, Workload
+
+DEFAULT_NEW_TOKENS = 20
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run gave."""
+
+    report: Report
+    texts: tuple[str, ...] = ()
+    """Per prompt, what was generated, without the prompt."""
+    outputs: dict[str, torch.Tensor] = {}
+    """Named tensors of one forward; empty after generating."""
+    outputs_digest: str | None = None
+    """Of `outputs`, see `digest_tensors`; None after generating."""
+
+
+def run_plan(
+    plan: Plan | Path | str,
+    checkpoint: Path | str | None = None,
+    *,
+    prompts: Sequence[str] = (),
+    inputs: Path | str | None = None,
+    max_new_tokens: int = DEFAULT_NEW_TOKENS,
+    expect_digest: str | None = None,
+    on: Mapping[str, str] | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Load a model by its plan, run it once and let it go again.
+
+    With prompts, a generating model continues them greedily, as many at a time as the planned batch; any
+    other model runs one forward over each such group. With inputs, every model runs one forward.
+
+    Args:
+        plan: A plan, or the path of its file.
+        checkpoint: A folder, or a Hub id; None: where the plan was made from, if that is on the Hub.
+        prompts: Texts.
+        inputs: A safetensors file whose tensors are the forward's arguments, by name.
+        max_new_tokens: Most tokens to generate per prompt.
+        expect_digest: The digest that was reviewed; another plan is refused.
+        on: Device id of the plan to torch device.
+        trust_remote_code: Run the code that comes with the checkpoint, if the plan says that it needs it.
+        progress: Told how far verifying and reading are.
+
+    Raises:
+        UsageError: Not exactly one of `prompts` and `inputs`, or nothing to generate.
+        BayplanError: `inputs` cannot be read, or there is no tokenizer for `prompts`.
+        ContextExceededError: More than planned; known before anything is loaded where prompts are too long.
+        BayplanError: As `load_model`.
+    """
+    if bool(prompts) == (inputs is not None):
+        raise UsageError("give prompts or inputs", got="both" if prompts else "neither", needed="one of them")
+    if max_new_tokens < 1:
+        raise UsageError("nothing to generate", got=f"{max_new_tokens} new tokens", needed="at least 1")
+    opened = open_plan(plan, expect_digest=expect_digest)
+    check_runnable(opened, trust_remote_code=trust_remote_code)
+    folder = open_checkpoint(opened, checkpoint).folder
+    texts = Prompts(folder, trust_remote_code=trust_remote_code) if prompts else None
+    generates = opened.model.generates and texts is not None
+    batch = opened.workload.batch
+    if texts is None:
+        groups = [_read_inputs(Path(inputs or ""))]
+    elif generates:
+        groups = texts.groups_to_generate(prompts, batch)
+        _check_lengths(opened.workload, groups, max_new_tokens)
+    else:
+        groups = texts.groups_to_embed(prompts, batch)
+    with (
+        loaded(opened, folder, on=on, trust_remote_code=trust_remote_code, progress=progress) as model,
+        state_of(model).memory.sampling(),
+        torch.inference_mode(),
+    ):
+        if texts is not None and generates:
+            token_ids = [
+                ids
+                for group in groups
+                for ids in generate(
+                    model, group, opened.workload, max_new_tokens, pad_token_id=texts.pad_token_id
+                )
+            ]
+            return RunResult(report=report(model, token_ids=token_ids), texts=texts.decode(token_ids))
+        outputs = _joined([forward(model, group, opened.workload) for group in groups])
+        return RunResult(report=report(model), outputs=outputs, outputs_digest=digest_tensors(outputs))
+
+
+class _Generating(Protocol):
+    def generate(self, **options: object) -> torch.Tensor: ...
+
+
+def generate(
+    model: nn.Module,
+    group: ModelInputs,
+    workload: Workload,
+    max_new_tokens: int,
+    *,
+    pad_token_id: int | None,
+) -> list[list[int]]:
+    """Return the ids that a model generates greedily after each prompt of a group, the end token included.
+
+    Args:
+        model: A transformers model that generates.
+        group: `input_ids` and `attention_mask`, shape `[prompts, positions]`.
+        workload: Bounds the positions of one forward.
+        max_new_tokens: Most ids per prompt.
+        pad_token_id: For prompts that end before others.
+    """
+    assert isinstance(model, PreTrainedModel), "only transformers models generate"
+    has_encoder = bool(model.config.is_encoder_decoder)
+    num_prompt = 1 if has_encoder else group["input_ids"].shape[1]
+    options: dict[str, int] = {}
+    if pad_token_id is not None:
+        options["pad_token_id"] = pad_token_id
+    if num_prompt > workload.prefill_chunk:
+        options["prefill_chunk_size"] = workload.prefill_chunk
+    generated = cast("_Generating", model).generate(
+        **group, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, **options
+    )
+    ends = model.generation_config.eos_token_id
+    end_ids = set(ends if isinstance(ends, list) else [ends])
+    return [_until_end(row[num_prompt:].tolist(), end_ids) for row in generated]
+
+
+def forward(model: nn.Module, group: ModelInputs, workload: Workload) -> dict[str, torch.Tensor]:
+    """Return the named tensors that one forward gives.
+
+    Of a language model, only the logits of the last position where the plan reserves no more.
+
+    Args:
+        model: Any model.
+        group: Its arguments by name.
+        workload: As planned.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": 1} if workload.logits == "last" and "logits_to_keep" in accepted else {}
+    output = model(**(options | group))
+    if isinstance(output, torch.Tensor):
+        return {"output": output}
+    items = output.items() if hasattr(output, "items") else enumerate(output)
+    named: dict[str, torch.Tensor] = {}
+    for name, value in items:
+        members = value if isinstance(value, (tuple, list)) else [value]
+        for index, member in enumerate(members):
+            if isinstance(member, torch.Tensor):
+                named[f"{name}.{index}" if len(members) > 1 else str(name)] = member
+    return named
+
+
+def digest_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return `sha256:...` of named tensors: names in order, each with dtype, shape and bytes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {short_dtype(tensor.dtype)}{list(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"sha256:{found.hexdigest()}"
+
+
+def _read_inputs(path: Path) -> ModelInputs:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BayplanError(
+            "the inputs cannot be read",
+            where=str(path),
+            got=one_line(error),
+            needed="a safetensors file of named tensors",
+        ) from error
+
+
+def _check_lengths(workload: Workload, groups: Sequence[ModelInputs], max_new_tokens: int) -> None:
+    """Check the longest prompt before anything is loaded; the model's own hook would find out too late."""
+    longest = max(group["input_ids"].shape[1] for group in groups)
+    if workload.encoder_context is not None:
+        if longest > workload.encoder_context:
+            raise ContextExceededError(
+                "encoder positions", got=longest, planned=workload.encoder_context, option="--encoder-context"
+            )
+        longest = 1  # the decoder starts from one token
+    if longest + max_new_tokens > workload.context:
+        raise ContextExceededError(
+            "positions", got=longest + max_new_tokens, planned=workload.context, option="--context"
+        )
+
+
+def _until_end(ids: list[int], end_ids: set[int | None]) -> list[int]:
+    for index, token_id in enumerate(ids):
+        if token_id in end_ids:
+            return ids[: index + 1]
+    return ids
+
+
+def _joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,161 @@
+"""What a loaded model carries with it: its plan, its memory, its rings, and how to undo it all.
+
+Kept on the model itself, so that it lives exactly as long.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NoReturn
+
+from bayplan.executor.errors import ReleasedError
+from bayplan.executor.hooks import BlockHooks, copy_refusal
+from bayplan.executor.materialize import unbind
+from bayplan.schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bayplan.executor.arena import Arena, Slots
+    from bayplan.executor.backend import DeviceBackend
+    from bayplan.executor.guards import StreamGuards
+    from bayplan.executor.layout import Layout
+    from bayplan.executor.measure import ForwardMeter, MemoryMeter
+    from bayplan.executor.reader import ShardReader
+    from bayplan.executor.ring import Ring
+    from bayplan.schemas.plan import Plan
+
+_ATTRIBUTE = "_bayplan"
+
+
+class Stream:
+    """The streaming of one device.
+
+    Attributes:
+        ring: Its slots over time.
+        slots: Its slots in memory.
+    """
+
+    def __init__(self, ring: Ring, slots: Slots, reader: ShardReader, backend: DeviceBackend) -> None:
+        """Own `ring` and `reader`."""
+        self.ring = ring
+        self.slots = slots
+        self._reader = reader
+        self._backend = backend
+        self._hooks: list[BlockHooks] = []
+
+    def start(self, blocks: list[nn.Module], keeper: object) -> None:
+        """Put hooks on the streamed blocks, given in stream order, and begin to read ahead."""
+        for position, block in enumerate(blocks):
+            hooks = BlockHooks(self.ring, position, self._backend, keeper)
+            hooks.install(block)
+            self._hooks.append(hooks)
+        self.ring.start()
+
+    def remove_hooks(self) -> None:
+        """Take the hooks off the blocks."""
+        for hooks in self._hooks:
+            hooks.remove()
+        self._hooks = []
+
+    def close(self) -> None:
+        """End the thread and close the files. May be called twice."""
+        self.ring.close()
+        self._reader.close()
+
+
+class LoadedState:
+    """Everything that `release` gives back and that `report` reads.
+
+    Attributes:
+        plan: As carried out.
+        layout: Where every tensor is.
+        arenas: Memory of the resident tensors and of the slots.
+        stream: Of the one device; None where nothing streams.
+        memory: Highest memory so far.
+        forwards: Times so far.
+        content_verified: Every shard's hash was in the plan and matched.
+        notes: What the checks found worth a word.
+        load_ns: Time from the start of loading until every resident block was bound.
+    """
+
+    def __init__(self, plan: Plan, layout: Layout, *, memory: MemoryMeter, forwards: ForwardMeter) -> None:
+        """Start with no memory and no stream."""
+        self.plan = plan
+        self.layout = layout
+        self.memory = memory
+        self.forwards = forwards
+        self.arenas: list[Arena] = []
+        self.stream: Stream | None = None
+        self.guards: StreamGuards | None = None
+        self.content_verified = False
+        self.notes: tuple[str, ...] = ()
+        self.load_ns = 0
+        self._finalizer: weakref.finalize[..., object] | None = None
+
+    def adopt_stream(self, stream: Stream) -> None:
+        """Own `stream`: it is closed with the state, or with the interpreter."""
+        self.stream = stream
+        self._finalizer = weakref.finalize(self, stream.close)
+
+    def close(self, model: nn.Module) -> None:
+        """End streaming, take everything off `model`, and let go of its memory."""
+        if self.stream is not None:
+            self.stream.remove_hooks()
+            self.stream.close()
+            self.stream = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        if self.guards is not None:
+            self.guards.remove()
+            self.guards = None
+        self.forwards.remove()
+        unbind(model, self.layout)
+        for arena in self.arenas:
+            arena.close()
+        self.arenas = []
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Leave a copy of a wholly resident model without a plan; refuse where something streams."""
+        self._refuse_copy("deepcopy()")
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Leave a saved model without a plan; refuse where something streams."""
+        self._refuse_copy("pickle")
+        return type(None), ()
+
+    def _refuse_copy(self, operation: str) -> None:
+        if self.stream is not None:
+            raise copy_refusal(operation, self.stream.ring.order[0])
+
+
+def attach(model: nn.Module, state: LoadedState) -> None:
+    """Keep `state` with `model`."""
+    model.__dict__[_ATTRIBUTE] = state
+
+
+def state_of(model: nn.Module) -> LoadedState:
+    """Return the state of a loaded model.
+
+    Raises:
+        UsageError: `load_model` did not load it, or it was released.
+    """
+    state = model.__dict__.get(_ATTRIBUTE)
+    if not isinstance(state, LoadedState):
+        raise UsageError(
+            "not a model that bayplan holds",
+            got=type(model).__name__,
+            needed="a model from load_model that was not released",
+        )
+    return state
+
+
+def detach(model: nn.Module) -> None:
+    """Forget the state of `model`, and refuse its calls from now on."""
+    del model.__dict__[_ATTRIBUTE]
+    model.register_forward_pre_hook(_refuse_call, prepend=True)
+
+
+def _refuse_call(model: nn.Module, args: object) -> NoReturn:
+    raise ReleasedError

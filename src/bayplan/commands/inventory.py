@@ -1,0 +1,69 @@
+"""`bayplan inventory`: what a machine has, probed here or declared from the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayplan.commands.output import emit, emit_picture, write_file
+from bayplan.schemas.codec import encode_inventory
+
+
+def inventory(
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[*N]", help="Declare accelerators of the catalogue, such as h100-80gb*8. Repeatable."
+        ),
+    ] = None,
+    cpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Declare a CPU of the catalogue; without it the host computes nothing."
+        ),
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Declare host memory, such as 64GiB.")
+    ] = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Declare the disk's rate, such as 3GB/s.")
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure disk (in the current folder) and CPU instead of the catalogue's rates.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the inventory here, for plan -i."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the inventory as JSON.")] = False,
+) -> None:
+    """Probe this machine, or declare another one from the catalogue."""
+    if device or cpu is not None or host_memory is not None or disk is not None:
+        from bayplan.planner.declare import declare_inventory
+
+        found = declare_inventory(tuple(device or ()), cpu=cpu, host_memory=host_memory, disk=disk)
+    else:
+        from bayplan.planner.probe import probe_inventory
+
+        found = probe_inventory()
+    if calibrate:
+        from bayplan.commands.progress import ProgressBars
+        from bayplan.planner.calibrate import calibrate as measure
+
+        with ProgressBars() as bars:
+            found = measure(found, Path.cwd(), bars)
+    data = encode_inventory(found)
+    if output is not None:
+        write_file(output, data)
+    if json:
+        emit(data.decode())
+    else:
+        from bayplan.planner.show_inventory import render_inventory
+
+        emit_picture(render_inventory(found))

@@ -1,0 +1,117 @@
+"""`bayplan run`: carrying a plan out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bayplan.commands.output import emit, say_picture, write_file
+from bayplan.commands.progress import ProgressBars
+from bayplan.schemas.codec import encode_report, read_plan
+from bayplan.schemas.errors import UsageError
+from bayplan.schemas.strict_json import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bayplan.executor.run import RunResult
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder or Hub id of the weights; default: the plan's own source."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Continue this text. Repeatable; after PLAN also several words."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Safetensors file with the arguments of one forward, by name."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to generate for each prompt; default: 20.")
+    ] = None,
+    expect_digest: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="Refuse any plan but the one that was approved.")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=DEV", help="Use this torch device for a device of the plan. Repeatable."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write predicted beside measured here.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of the output.")
+    ] = False,
+) -> None:
+    """Load a model by its plan and generate, or run one forward."""
+    devices = _devices(on or (), plan)
+    from bayplan.executor.run import DEFAULT_NEW_TOKENS, run_plan
+
+    with ProgressBars() as bars:
+        result = run_plan(
+            plan,
+            checkpoint,
+            prompts=tuple(prompt or ()),
+            inputs=inputs,
+            max_new_tokens=DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
+            expect_digest=expect_digest,
+            on=devices,
+            trust_remote_code=trust_remote_code,
+            progress=bars,
+        )
+    data = encode_report(result.report)
+    if report is not None:
+        write_file(report, data)
+    if json:
+        emit(data.decode())
+        return
+    emit(_output_text(result))
+    from bayplan.planner.show_report import render_report
+
+    say_picture(render_report(result.report))
+
+
+def _devices(options: Sequence[str], plan: Path) -> dict[str, str]:
+    """Return torch devices by the plan's device ids.
+
+    Raises:
+        UsageError: An option is not of the form `ID=DEV`, names no device of the plan, or one twice.
+    """
+    if not options:
+        return {}
+    from bayplan.planner.budget import resolve_device
+
+    inventory = read_plan(plan).plan.inventory
+    devices: dict[str, str] = {}
+    for option in options:
+        name, equals, device = option.partition("=")
+        if not (name and equals and device):
+            raise UsageError(
+                "not a choice of device",
+                where="--on",
+                got=quote(option),
+                needed="ID=DEV, such as gpu0=cuda:1",
+            )
+        device_id = resolve_device(name, inventory, where="--on")
+        if device_id in devices:
+            raise UsageError(f"{device_id} is given twice", where="--on", got=quote(option))
+        devices[device_id] = device
+    return devices
+
+
+def _output_text(result: RunResult) -> str:
+    """Return what the model gave: the texts, or the shapes of a forward's outputs and their digest."""
+    if result.outputs_digest is None:
+        return "".join(f"{text}\n" for text in result.texts)
+    shapes = "".join(f"{name}: {list(tensor.shape)}\n" for name, tensor in result.outputs.items())
+    return f"{shapes}digest: {result.outputs_digest}\n"
