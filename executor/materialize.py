@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bayplan.executor.errors import PlanContradictionError, TiedTensorsDifferError
+from bayplan.executor.layout import Layout
 from bayplan.executor.reader import ReadItem, Request, Scratch, ShardReader, make_requests
 from bayplan.schemas.plan import aligned_bytes
 from bayplan.skeleton.formats import torch_dtype
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bayplan.executor.arena import Arena, Region, Slots
-    from bayplan.executor.layout import Layout, PlacedTensor
+    from bayplan.executor.layout import PlacedTensor
     from bayplan.executor.progress import Progress
     from bayplan.executor.reader import TensorSource
     from bayplan.executor.sources import TensorSources

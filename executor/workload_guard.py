@@ -50,7 +50,7 @@ class WorkloadGuard:
         main = inputs.get(self._main_input)
         if isinstance(main, torch.Tensor) and main.dim() > 0:
             _check("sequences", main.shape[0], workload.batch, "--batch")
-        num_cached = _num_cached(inputs.get("past_key_values"))
+        num_cached = _num_cached(inputs)
         num_text = _num_positions(inputs, _TEXT_INPUTS)
         if self._has_encoder:
             if workload.encoder_context is not None:
@@ -76,6 +76,10 @@ def _num_positions(inputs: dict[str, object], names: tuple[str, ...]) -> int:
     return 0
 
 
-def _num_cached(cache: object) -> int:
-    get_seq_length = getattr(cache, "get_seq_length", None)
-    return int(get_seq_length()) if callable(get_seq_length) else 0
+def _num_cached(inputs: dict[str, object]) -> int:
+    """Return the length of the cache among the inputs: its name differs between versions and models."""
+    for value in inputs.values():
+        get_seq_length = getattr(value, "get_seq_length", None)
+        if callable(get_seq_length):
+            return int(get_seq_length())
+    return 0

@@ -1,7 +1,7 @@
-"""What a forward does, seen operation by operation: blocks entered, tensors made and freed, weights read, work done.
+"""What a forward does, operation by operation: blocks entered, memory taken and freed, weights read, work done.
 
-Owns the torch mode that watches a forward on meta tensors and the log that it writes. Knows nothing of transformers;
-`footprint` turns the log into bytes and `trace` into a model graph.
+Owns the torch mode that watches a forward on meta tensors and the log that it writes. Knows nothing of
+transformers; `footprint` turns the log into bytes and `trace` into a model graph.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bayplan.planner.operations import operation_flops, run_operation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# The largest models take some 30,000. A Mamba layer without its kernel loops over the positions in Python: a context
-# of 1024 would take minutes.
+# The largest models take some 30,000. A Mamba layer without its kernel loops over the positions in Python: a
+# context of 1024 would take minutes.
 MAX_OPERATIONS = 100_000
 """Operations after which a forward is given up as too long to trace."""
 
@@ -84,7 +84,8 @@ class ForwardLog:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of the tensor's storage, valid as long as that is alive."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
@@ -99,16 +100,16 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-class ActivityMode(TorchDispatchMode):
+class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes a `ForwardLog` of everything that runs inside it.
 
-    Attributes:
-        log: The log of the forward that runs now; `start` begins a new one and keeps what is known of live storages.
+    Attributes: log: The log of the forward that runs now; `start` begins a new one and keeps what is known of
+        live storages.
     """
 
     def __init__(self, owners: Mapping[int, frozenset[int]], buffers: frozenset[int]) -> None:
-        """Watch the storages of `owners` (storage key to blocks); `buffers` are those that no forward should write."""
-        super().__init__()
+        """Watch the storages of `owners`, by their blocks; a write to one of `buffers` is noted."""
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log = ForwardLog()
         self._owners = owners
         self._buffers = buffers
@@ -140,7 +141,7 @@ class ActivityMode(TorchDispatchMode):
         self.log.output_bytes[block] = max(self.log.output_bytes.get(block, 0), sum(handed_on.values()))
 
     def note(self, tensor: torch.Tensor) -> StorageNote | None:
-        """Return what is known of the tensor's storage; None for parameters, buffers and tensors from elsewhere."""
+        """Return what is known of a tensor's storage; None for what is no activation."""
         return self._notes.get(storage_key(tensor))
 
     def __torch_dispatch__(
@@ -155,8 +156,8 @@ class ActivityMode(TorchDispatchMode):
             raise TraceTooLongError(f"a forward takes more than {MAX_OPERATIONS} operations")
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default and _is_unknown_bool(args[0]):
-            # A meta tensor has no value. Models ask whether a mask is all true, or a number infinite, and go the
-            # cheaper way if they may: False makes them go the other one.
+            # A meta tensor has no value. Models ask whether a mask is all true, or a number infinite, and go
+            # the cheaper way if they may: False makes them go the other one.
             return False
         producers = self._read(func, args, kwargs)
         output = run_operation(func, args, kwargs)

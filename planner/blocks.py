@@ -1,7 +1,7 @@
 """The partition of a model into blocks: the parts that are placed as a whole.
 
-Owns which modules are blocks and which tensor names each holds. Looks at classes and at the module tree only; knows nothing
-of forwards, bytes or devices.
+Owns which modules are blocks and which tensor names each holds. Looks at classes and at the module tree only;
+knows nothing of forwards, bytes or devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from bayplan.schemas.types import OWN_SUFFIX, Fqn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Containers that nobody calls: a hook on them would never fire, so they are always split. Sequential is called.
+# Containers that nobody calls: a hook on them would never fire, so they are always split. Sequential is
+# called.
 _UNCALLED_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _CONTAINERS = (*_UNCALLED_CONTAINERS, nn.Sequential)
 _MIN_REPEATS = 2
@@ -47,9 +48,10 @@ class BlockSpec:
 def partition(model: nn.Module, *, no_split: Iterable[str] = ()) -> tuple[BlockSpec, ...]:
     """Return the blocks of `model` in the order of its module tree; every tensor name is in exactly one.
 
-    A module is a block if its class must not be split, or if it is a maximal module without such a class inside. The
-    root is a block only if it has no children. A module that is neither is split: its children are looked at in turn, and
-    its own tensors make a block with the suffix `:own`. Modules without tensors are no blocks.
+    A module is a block if its class must not be split, or if it is a maximal module without such a class
+    inside. The root is a block only if it has no children. A module that is neither is split: its children
+    are looked at in turn, and its own tensors make a block with the suffix `:own`. Modules without tensors
+    are no blocks.
 
     Args:
         model: Any module; only classes and names are read.
@@ -82,8 +84,9 @@ def partition(model: nn.Module, *, no_split: Iterable[str] = ()) -> tuple[BlockS
 def no_split_classes(model: nn.Module) -> frozenset[str]:
     """Return the names of the classes that must not be split, by the model's own word or by its shape.
 
-    The model's word is `_no_split_modules` of it and of the models inside. Where that says nothing about a part of the
-    tree, classes that occur at least twice in one `ModuleList` or `Sequential` and have children of their own count as
+    The model's word is `_no_split_modules` of it and of the models inside. Where that says nothing about a
+    part of the tree, classes that occur at least twice in one `ModuleList` or `Sequential` and have children
+    of their own count as
     well: that is how layers are written.
     """
     declared: set[str] = set()
@@ -97,7 +100,7 @@ def no_split_classes(model: nn.Module) -> frozenset[str]:
 
 
 def _add_repeated(module: nn.Module, found: set[str]) -> None:
-    """Add to `found` the classes repeated in the containers below `module`, not looking inside those found."""
+    """Add to `found` the classes repeated in containers below `module`; those found are not looked into."""
     if isinstance(module, _CONTAINERS):
         counts = Counter(
             type(child).__name__
@@ -166,7 +169,8 @@ def _walk(
     if own:
         yield _Found(id=f"{path}{OWN_SUFFIX}", module=module, is_own=True, fqns=own)
     for name, child in module._modules.items():
-        # Not `named_children`, which leaves out a child that is registered twice: its second names are aliases.
+        # Not `named_children`, which leaves out a child that is registered twice: its second names are
+        # aliases.
         if child is not None:
             yield from _walk(f"{prefix}{name}", child, classes, has_inner)
 

@@ -1,6 +1,7 @@
 """The tensors of a cache, whatever its class: what a model keeps between two forwards.
 
-Owns how a cache is found in a model's output and walked. Knows no cache class by name: new ones come with every release.
+Owns how a cache is found in a model's output and walked. Knows no cache class by name: new ones come with
+every release.
 """
 
 from __future__ import annotations

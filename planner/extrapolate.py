@@ -1,7 +1,7 @@
 """Figures of a long context from two short ones, for models whose forward runs a loop over the positions.
 
-Owns the straight line through two points: such layers take the same work and memory for every position. Knows nothing of how
-the points are measured.
+Owns the straight line through two points: such layers take the same work and memory for every position. Knows
+nothing of how the points are measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory over time: from the log of a forward to the bytes that blocks need.
 
-Owns the arithmetic on logs. What the cache keeps is counted apart, so that the cache and the activations of a plan add up to
-what is really alive. Knows nothing of torch.
+Owns the arithmetic on logs. What the cache keeps is counted apart, so that the cache and the activations of a
+plan add up to what is really alive. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 def call_peaks(
     events: Sequence[Event], *, kept: Collection[int], previous: Collection[int]
 ) -> dict[int, int]:
-    """Return for each block called the most bytes that one of its calls needs beyond what was alive before it.
+    """Return for each block called the most bytes that a call of it needs beyond what was alive before.
 
     Args:
         events: Log of one forward.
         kept: Serial numbers of the storages that the cache holds after the forward.
         previous: Those that it held before.
 
-    Returns:
-        Block to bytes. The cache as it is after the call is not in them; old and new cache side by side are, as far as
-        together they take more than the new one.
+    Returns: Block to bytes. The cache as it is after the call is not in them; old and new cache side by side
+        are, as far as together they take more than the new one.
     """
     peaks: dict[int, int] = defaultdict(int)
     open_calls: list[tuple[int, int]] = []

@@ -1,6 +1,7 @@
-"""Runs a model's forwards on meta tensors and measures each block in them: prefill, then one step on a full cache.
+"""Runs a model's forwards on meta tensors and measures each block: prefill, then a step on a full cache.
 
-Owns the hooks, the order of the runs and the figures taken from their logs. Does not judge them: `trace` does.
+Owns the hooks, the order of the runs and the figures taken from their logs. Does not judge them: `trace`
+does.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Observation:
     replaced_buffers: frozenset[int]
     """Blocks with a buffer for which a forward put another."""
     excess_cache_bytes: int
-    """Bytes of storages that the cache keeps alive on top of its own, such as all positions behind a window."""
+    """Bytes that the cache keeps alive on top of its own, such as the positions behind a window."""
 
 
 def observe(
@@ -127,7 +128,7 @@ def observe(
 
 def can_generate(model: nn.Module) -> bool:
     """Return whether `generate()` makes sense for the model's class."""
-    return isinstance(model, GenerationMixin) and model.can_generate()
+    return isinstance(model, GenerationMixin) and bool(type(model).can_generate())
 
 
 @contextlib.contextmanager
@@ -216,7 +217,7 @@ class _Runs:
         return _figures(self._mode.log, kept=self._cached(), previous=previous)
 
     def cache_bytes(self) -> tuple[dict[int, int], int]:
-        """Return the cache's bytes by block after the last forward, and what its storages take beyond them."""
+        """Return the cache's bytes by block after the last forward, and what its storages take on top."""
         views: dict[tuple[object, ...], tuple[int, int]] = {}
         storages: dict[int, int] = {}
         called = [*self._mode.log.num_calls, 0]

@@ -1,7 +1,7 @@
 """What single torch operations cost, and which kernel real tensors would get.
 
-Owns the floating-point operations of each kind of operation, and the mode that makes attention on meta tensors take the way
-of attention on real ones. Knows nothing of blocks or models.
+Owns the floating-point operations of each kind of operation, and the mode that makes attention on meta
+tensors take the way of attention on real ones. Knows nothing of blocks or models.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 
-def run_operation(
-    func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
+def run_operation(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Run one operation; on meta tensors also those that torch refuses there and allows on real ones."""
     if func is _aten._grouped_mm.default:
         left, right = args[:2]
@@ -49,14 +47,14 @@ def operation_flops(
 
 
 def _grouped_mm_flops(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Return 2 m k n: each of the `m` rows of `left` `[m, k]` meets one matrix of `right` `[groups, k, n]`."""
+    """Return 2 m k n: each row of `left` `[m, k]` meets one of the matrices `right` `[groups, k, n]`."""
     return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
 def _attention_flops(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object
 ) -> int:
-    """Return the work of both products of attention, causal or not: shapes `[batch, heads, positions, dim]`."""
+    """Return the work of attention, causal or not: shapes `[batch, heads, positions, dim]`."""
     batch, num_heads, num_queries, dim = query.shape
     return 2 * batch * num_heads * num_queries * key.shape[-2] * (dim + value.shape[-1])
 
@@ -71,8 +69,8 @@ _EXTRA_FORMULAS: dict[object, Callable[..., int]] = {
 class FusedAttentionMode(TorchFunctionMode):
     """Sends attention on meta tensors where real tensors would go.
 
-    On meta tensors torch takes the plain formula, which holds the whole score matrix; on real ones it takes a fused kernel
-    that holds none, for shapes that the kernel can do.
+    On meta tensors torch takes the plain formula, which holds the whole score matrix; on real ones it takes a
+    fused kernel that holds none, for shapes that the kernel can do.
     """
 
     def __torch_function__(

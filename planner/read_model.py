@@ -23,7 +23,7 @@ from bayplan.skeleton.checkpoint_names import CheckpointNames, match_names
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 
-FORMATS: dict[str, FloatFormat] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+FORMATS: dict[str, FloatFormat] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp64"}
 """Formats that a user may ask for."""
 
 _SHOWN = 5

@@ -1,7 +1,7 @@
-"""From a model on meta to the graph that the solver sees: blocks in running order, their bytes, work and reasons.
+"""From a model on meta to the graph that the solver sees: blocks in running order, bytes, work, reasons.
 
-Reader: it looks at the live module and hands on plain structs. Owns the judgement of what was observed: which block may
-stream, what the order is, and what to say where no forward could be run.
+Reader: it looks at the live module and hands on plain structs. Owns the judgement of what was observed: which
+block may stream, what the order is, and what to say where no forward could be run.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
         workload: Batch and lengths that the figures are for.
         no_split: Class names that the user declares indivisible, instead of the model's own choice.
 
-    Returns:
-        Blocks in the order of their first call. If no forward could be traced, the order is that of the module
-        tree, `traced` is false and `trace_note` says why.
+    Returns: Blocks in the order of their first call. If no forward could be traced, the order is that of the
+        module tree, `traced` is false and `trace_note` says why.
 
     Raises:
         UsageError: As `partition`.
@@ -102,7 +101,7 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
 def _observe_any(
     model: nn.Module, blocks: Sequence[BlockSpec], workload: Workload
 ) -> tuple[Observation | None, str]:
-    """Try the ways to call the model; return the first that works, or None and why the first of all did not."""
+    """Return what the first way to call the model shows, or None and why the very first did not."""
     if not isinstance(model, PreTrainedModel):
         return None, "the inputs of a module that is no transformers model are not known"
     note = ""

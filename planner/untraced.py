@@ -57,8 +57,8 @@ def guess_figures(
 ) -> Guess:
     """Return figures from the shapes of the weights and the config.
 
-    Every parameter is taken to be multiplied once with every position, and all outputs of a block's matrices to be
-    alive at once.
+    Every parameter is taken to be multiplied once with every position, and all outputs of a block's matrices
+    to be alive at once.
 
     Args:
         model: The model.
@@ -114,7 +114,7 @@ def _is_layer(block: BlockSpec) -> bool:
 
 
 def _layer_kv_bytes(config: PreTrainedConfig, num_layers: int, workload: Workload) -> int | None:
-    """Return the bytes of keys and values of one layer; None unless every layer has them for all positions."""
+    """Return the bytes of keys and values of one layer; None if layers may differ."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder or any(getattr(text, field, None) for field in _OTHER_CACHE_FIELDS):
         return None

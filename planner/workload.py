@@ -72,7 +72,7 @@ def max_context(config: PreTrainedConfig) -> int | None:
 
 
 def max_encoder_context(config: PreTrainedConfig) -> int | None:
-    """Return the positions of the encoder's output that the model was made for; None where no limit is known."""
+    """Return the positions that the encoder was made for; None where no limit is known."""
     text = config.get_text_config(encoder=True)
     for field in ("max_source_positions", "max_encoder_position_embeddings", *_CONTEXT_FIELDS):
         value = getattr(text, field, None)

@@ -81,7 +81,7 @@ def find_checkpoint(path: Path, *, variant: str | None = None) -> CheckpointFile
             names = sorted(entry.name for entry in path.iterdir())
         except OSError as error:
             raise unreadable(str(path), error) from error
-        file = path / _choose(names, variant, str(path))
+        file = path / choose_file(names, variant, where=str(path))
     if file.name.endswith(".safetensors"):
         return CheckpointFiles(folder=file.parent, shards=(file,), index=None)
     if not file.name.endswith(".json"):
@@ -101,8 +101,17 @@ def list_shards(path: Path, *, variant: str | None = None) -> tuple[Path, ...]:
     return find_checkpoint(path, variant=variant).shards
 
 
-def _choose(names: list[str], variant: str | None, where: str) -> str:
-    """Return the single file or the index that makes the checkpoint of this variant."""
+def choose_file(names: list[str], variant: str | None, *, where: str) -> str:
+    """Return the name of the single file or the index that makes the checkpoint of this variant.
+
+    Args:
+        names: Of all files in one folder, sorted.
+        variant: As for `find_checkpoint`.
+        where: The folder, for the message.
+
+    Raises:
+        CheckpointError: NO_CHECKPOINT, NO_VARIANT, AMBIGUOUS: as `find_checkpoint`.
+    """
     candidates = [found for name in names if (found := _candidate(name)) is not None]
     if not candidates:
         raise _no_checkpoint(names, where)

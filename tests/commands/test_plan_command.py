@@ -1,4 +1,4 @@
-"""plan and bind: which option means what, and what is written where. The planner itself is a stand-in here."""
+"""plan and bind: which option means what, and what is written where. The planner is a stand-in here."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ def test_every_option_reaches_the_planner(planner: StandIn, tmp_path: Path) -> N
     machine = declare_inventory(cpu="epyc-9354", host_memory="64GiB")
     (tmp_path / "machine.json").write_bytes(encode_inventory(machine))
     words = (
-        f"plan pkg.module:factory -i {tmp_path / 'machine.json'} --max-memory cpu=1GiB --max-memory gpu0=2GiB "
-        "--format bfloat16 --context 128 --encoder-context 64 --batch 2 --prefill-chunk 32 --objective prefill "
-        "--class LlamaModel --no-split A --no-split B --pin lm_head=cpu --pin *.0=cpu,resident --no-spill "
+        f"plan pkg.module:factory -i {tmp_path / 'machine.json'} --max-memory cpu=1GiB "
+        "--max-memory gpu0=2GiB --format bfloat16 --context 128 --encoder-context 64 --batch 2 "
+        "--prefill-chunk 32 --objective prefill "
+        "--class LlamaModel --no-split A --no-split B --pin lm_head=cpu "
+        "--pin *.0=cpu,resident --no-spill "
         "--hash --variant fp16 --trust-remote-code --checkpoint weights"
     )
     assert run_command_line(words.split()) == 0

@@ -320,9 +320,7 @@ def test_close_wakes_a_waiter(make_disk: Any) -> None:
     thread.join()
     gate.set()
     closer.join()
-    assert [str(error) for error in caught] == [
-        "the model was released\nhint: load it again with load_model"
-    ]
+    assert [str(error) for error in caught] == ["the model was released\nhint: load it again with load_model"]
     assert not disk.ring._thread.is_alive()
 
 

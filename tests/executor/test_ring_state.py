@@ -126,9 +126,7 @@ def test_fill_that_nobody_expects_any_more_is_useless() -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.lists(st.integers(0, 6), max_size=30))
-def test_a_wanted_block_is_always_the_next_fill(
-    num_blocks: int, num_slots: int, calls: list[int]
-) -> None:
+def test_a_wanted_block_is_always_the_next_fill(num_blocks: int, num_slots: int, calls: list[int]) -> None:
     state = RingState(num_blocks, num_slots)
     for call in calls:
         fill_all(state)

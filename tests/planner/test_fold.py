@@ -81,7 +81,16 @@ def test_a_number_too_long_for_a_layer_is_text() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (23, "23rd"), (113, "113th")],
+    [
+        (1, "1st"),
+        (2, "2nd"),
+        (3, "3rd"),
+        (4, "4th"),
+        (11, "11th"),
+        (12, "12th"),
+        (23, "23rd"),
+        (113, "113th"),
+    ],
 )
 def test_ordinal(number: int, text: str) -> None:
     assert ordinal(number) == text
@@ -89,7 +98,9 @@ def test_ordinal(number: int, text: str) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["a.{}", "a.{}.b", "x.1.{}", "plain{}"]), st.integers(0, 40), st.booleans()),
+        st.tuples(
+            st.sampled_from(["a.{}", "a.{}.b", "x.1.{}", "plain{}"]), st.integers(0, 40), st.booleans()
+        ),
         unique_by=lambda item: item[:2],
     )
 )

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many architectures, saved once a session, and what transformers makes of them."""
+"""Tiny random checkpoints of many architectures, saved once a run, as transformers loads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SMALL = {
@@ -122,6 +122,12 @@ def save_tiny(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> ty
         torch.manual_seed(0)
         model_class(config).to(dtype).save_pretrained(folder)
     return model_class
+
+
+@pytest.fixture
+def save_checkpoint(tmp_path: Path) -> Callable[[str], type[PreTrainedModel]]:
+    """Save an architecture into the test's own folder, to be changed there; returns its class."""
+    return lambda name: save_tiny(name, tmp_path)
 
 
 @pytest.fixture(scope="session", params=sorted(ARCHITECTURES))

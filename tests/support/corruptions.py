@@ -102,14 +102,16 @@ def add_tensor(folder: Path, fqn: str, *, dtype: str = "F32", shape: Sequence[in
 def reshape_tensor(folder: Path, fqn: str, shape: Sequence[int]) -> Path:
     """Give a tensor another shape of as many elements, and return its shard."""
     found = find(folder, fqn)
-    assert math.prod(shape) == math.prod(found.entry["shape"]) and list(shape) != found.entry["shape"]
+    assert math.prod(shape) == math.prod(found.entry["shape"])
+    assert list(shape) != found.entry["shape"]
     return _edit_entry(found, shape=list(shape))
 
 
 def retype_tensor(folder: Path, fqn: str, dtype: str) -> Path:
     """Call a tensor's bytes another data type of the same width (`I32` for `F32`), and return its shard."""
     found = find(folder, fqn)
-    assert _WIDTH_BYTES[dtype] == _WIDTH_BYTES[found.entry["dtype"]] and dtype != found.entry["dtype"]
+    assert _WIDTH_BYTES[dtype] == _WIDTH_BYTES[found.entry["dtype"]]
+    assert dtype != found.entry["dtype"]
     return _edit_entry(found, dtype=dtype)
 
 

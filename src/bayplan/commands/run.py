@@ -10,7 +10,7 @@ import typer
 from bayplan.commands.output import emit, say_picture, write_file
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_report, read_plan
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import BayplanError, UsageError
 from bayplan.schemas.strict_json import quote
 
 if TYPE_CHECKING:
@@ -74,11 +74,17 @@ def run(
         write_file(report, data)
     if json:
         emit(data.decode())
-        return
-    emit(_output_text(result))
-    from bayplan.planner.show_report import render_report
+    else:
+        from bayplan.planner.show_report import render_report
 
-    say_picture(render_report(result.report))
+        emit(_output_text(result))
+        say_picture(render_report(result.report))
+    if not result.report.honoured:
+        raise BayplanError(
+            "the plan was not honoured: see `blocks` and `notes` of the report",
+            where=str(plan),
+            hint="this is a fault of bayplan; please report it with the plan and the report",
+        )
 
 
 def _devices(options: Sequence[str], plan: Path) -> dict[str, str]:

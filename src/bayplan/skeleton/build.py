@@ -55,10 +55,17 @@ def build_model(
         The model; two builds from equal arguments are equal.
 
     Raises:
+        ModelError: The config asks for fused layers.
         ModelError: The class's constructor fails.
         ModelError: The generation config is not valid.
         NoValueError: The class computes a buffer from weights.
     """
+    if getattr(config, "fusion_config", None):
+        raise ModelError(
+            "the config asks for fused layers, which this version does not build",
+            got=f"fusion_config {config.fusion_config}",
+            hint="remove fusion_config from config.json",
+        )
     try:
         model = build_empty(lambda: transformers_adapter.instantiate(model_class, config, dtype))
         compute_buffers(model)

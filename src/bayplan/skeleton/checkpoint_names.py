@@ -91,14 +91,13 @@ def match_names(model: nn.Module, names: Iterable[str]) -> CheckpointNames:
         )
     sources: dict[str, tuple[str, ...]] = {}
     unexpected, ignored = [], []
+    ignorable = transformers_adapter.ignored_names(model) if isinstance(model, PreTrainedModel) else ()
     for entry in renamed:
         if entry.target in state:
             if entry.target in sources:
                 ignored.append(entry.source)
             sources.setdefault(entry.target, (entry.source,))
-        elif isinstance(model, PreTrainedModel) and transformers_adapter.ignores_unexpected(
-            model, entry.target
-        ):
+        elif any(pattern.search(entry.target) for pattern in ignorable):
             ignored.append(entry.source)
         else:
             unexpected.append(entry.source)

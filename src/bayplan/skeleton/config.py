@@ -200,6 +200,20 @@ def _is_model_class(found: object) -> TypeGuard[type[PreTrainedModel]]:
     return isinstance(found, type) and issubclass(found, PreTrainedModel)
 
 
+def quantization_method(config: PretrainedConfig) -> str | None:
+    """Return how the checkpoint says that its weights are quantized, such as `fp8`; None: they are not.
+
+    `build.build_model` builds the plain layers all the same; whoever reads such a checkpoint must look here.
+    """
+    found = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(decoder=True), "quantization_config", None
+    )
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method or "unnamed"))
+
+
 def choose_dtype(config: PretrainedConfig, first_shard: Mapping[str, str] | None = None) -> torch.dtype:
     """Return the dtype that `from_pretrained` would build a model in.
 

@@ -205,8 +205,8 @@ def renamed_tensors(model: PreTrainedModel, names: Iterable[str]) -> tuple[Renam
     return tuple(renamed)
 
 
-def ignores_unexpected(model: PreTrainedModel, target: str) -> bool:
-    """Return whether `from_pretrained` drops a tensor without a warning that the model has no place for."""
+def ignored_names(model: PreTrainedModel) -> tuple[re.Pattern[str], ...]:
+    """Return patterns of tensors that `from_pretrained` drops without a warning if the model lacks them."""
     patterns = set(model._keys_to_ignore_on_load_unexpected or ())
     buffers = [fqn for fqn, _ in model.named_buffers()]
     # Buffers that older versions saved, under other names
@@ -214,4 +214,4 @@ def ignores_unexpected(model: PreTrainedModel, target: str) -> bool:
         patterns.add(r"rotary_emb\.inv_freq")
     if any(fqn.endswith("position_ids") for fqn in buffers):
         patterns.add(r"(^|\.)position_ids$")
-    return any(re.search(pattern, target) for pattern in patterns)
+    return tuple(re.compile(pattern) for pattern in sorted(patterns))

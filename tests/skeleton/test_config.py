@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    MptConfig,
+    MptForCausalLM,
+)
+
+from bayplan.skeleton.build import build_model
+from bayplan.skeleton.config import ModelError, choose_class, choose_dtype, load_config, quantization_method
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = transformers.__version__
+REMOTE_CODE = """
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+class HomeConfig(PretrainedConfig):
+    model_type = "home_made"
+
+class HomeModel(PreTrainedModel):
+    config_class = HomeConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.post_init()
+"""
+AUTO_MAP = {"AutoConfig": "home.HomeConfig", "AutoModel": "home.HomeModel"}
+
+
+def write_config(folder: Path, **values: object) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(values))
+    return file
+
+
+@pytest.fixture
+def remote_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that brings its own classes; transformers copies such code to a folder of its own."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "home.py").write_text(REMOTE_CODE)
+    write_config(folder, model_type="home_made", architectures=["HomeModel"], auto_map=AUTO_MAP)
+    return folder
+
+
+def test_folder_and_file_give_the_same(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="llama", hidden_size=32)
+    other = tmp_path / "other.json"
+    other.write_bytes(file.read_bytes())
+    configs = [load_config(path) for path in (tmp_path, file, other)]
+    assert [type(config) for config in configs] == [LlamaConfig] * 3
+    assert [config.hidden_size for config in configs] == [32] * 3
+
+
+def test_infinity_is_accepted(tmp_path: Path) -> None:
+    write_config(tmp_path, model_type="llama", time_limit=[0.0, float("inf")])
+    assert load_config(tmp_path).time_limit == [0.0, float("inf")]
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'config.json'}: cannot read the model's config: got No such file or directory, needed a"
+        " folder with config.json, or a config file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": ', "is not JSON: got JSONDecodeError: Expecting value: line 1 column 7 (char 6)"),
+        (b"\xff", "is not JSON: got UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0:"),
+        (b"[]", "is not a JSON object: got list"),
+    ],
+)
+def test_no_json_object(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value).startswith(f"{file}: the model's config {message}")
+
+
+def test_no_model_type(tmp_path: Path) -> None:
+    file = write_config(tmp_path, hidden_size=3)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f'{file}: the config does not say what model it is: needed a string "model_type"'
+    )
+
+
+def test_unknown_model_type(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="nonesuch")
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f'{file}: transformers {VERSION} does not know the model type "nonesuch"\n'
+        "hint: a newer transformers may know it"
+    )
+
+
+def test_refused_values(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="llama", hidden_size="wide")
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value).startswith(f"{file}: transformers {VERSION} refuses this config of llama: got ")
+
+
+def test_remote_code_is_not_run_unasked(remote_folder: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_config(remote_folder)
+    assert str(caught.value) == (
+        f'{remote_folder / "config.json"}: the model type "home_made" is defined by code that comes with the'
+        " checkpoint: needed permission to run that code\n"
+        "hint: read the code first; --trust-remote-code runs it"
+    )
+
+
+def test_remote_code_runs_where_trusted(remote_folder: Path) -> None:
+    config = load_config(remote_folder, trust_remote_code=True)
+    model_class = choose_class(config, folder=remote_folder, trust_remote_code=True)
+    model = build_model(config, model_class, torch.float32, folder=remote_folder, trust_remote_code=True)
+    assert model_class.__name__ == "HomeModel"
+    assert model.is_custom_code()
+    assert model.linear.weight.is_meta
+    assert model.table.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_known_type_needs_no_remote_code(tmp_path: Path) -> None:
+    write_config(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"], auto_map=AUTO_MAP)
+    config = load_config(tmp_path)
+    assert choose_class(config, folder=tmp_path) is LlamaForCausalLM
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "expected"),
+    [
+        (BertConfig(architectures=["BertModel"]), None, BertModel),
+        (BertConfig(architectures=["BertForMaskedLM"]), None, BertForMaskedLM),
+        (BertConfig(architectures=["BertForMaskedLM"]), "BertModel", BertModel),
+        (MptConfig(architectures=["MPTForCausalLM"]), None, MptForCausalLM),
+    ],
+)
+def test_class(config: transformers.PretrainedConfig, name: str | None, expected: type) -> None:
+    assert choose_class(config, name=name) is expected
+
+
+def test_no_architecture() -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_class(MptConfig())
+    assert str(caught.value) == (
+        "the config of mpt names no architecture, so its head is unknown: needed one of: MptForCausalLM,"
+        " MptForQuestionAnswering, MptForSequenceClassification, MptForTokenClassification, MptModel\n"
+        "hint: name it with --class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({}, "name one with --class"),
+        ({"auto_map": AUTO_MAP}, "--trust-remote-code runs the checkpoint's own"),
+    ],
+)
+@pytest.mark.parametrize("name", ["MptForHaiku", "pipeline"])
+def test_no_such_class(values: dict[str, object], hint: str, name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_class(MptConfig(architectures=[name], **values))
+    assert str(caught.value) == (
+        f'transformers {VERSION} has no model class "{name}": needed one of: MptForCausalLM,'
+        " MptForQuestionAnswering, MptForSequenceClassification, MptForTokenClassification, MptModel\n"
+        f"hint: {hint}"
+    )
+
+
+def test_class_for_another_config() -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_class(MptConfig(), name=GPT2LMHeadModel.__name__)
+    assert str(caught.value) == (
+        "GPT2LMHeadModel cannot be built from a config of mpt: got MptConfig, needed GPT2Config\n"
+        "hint: classes for this config: MptForCausalLM, MptForQuestionAnswering,"
+        " MptForSequenceClassification, MptForTokenClassification, MptModel"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first_shard", "expected"),
+    [
+        ("bfloat16", {"a": "F16"}, torch.bfloat16),
+        (None, None, torch.float32),
+        (None, {}, torch.float32),
+        (None, {"b": "F32", "a": "F16"}, torch.float16),
+        (None, {"a": "I64", "b": "F8_E4M3", "c": "BF16"}, torch.bfloat16),
+    ],
+)
+def test_dtype(dtype: str | None, first_shard: dict[str, str] | None, expected: torch.dtype) -> None:
+    assert choose_dtype(LlamaConfig(dtype=dtype), first_shard) is expected
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [(None, None), ({"quant_method": "fp8"}, "fp8"), ({"load_in_4bit": True}, "unnamed")],
+)
+def test_quantization_method(quantization: dict[str, object] | None, expected: str | None) -> None:
+    values = {} if quantization is None else {"quantization_config": quantization}
+    assert quantization_method(LlamaConfig(**values)) == expected
+
+
+def test_quantization_method_of_the_text_model() -> None:
+    text = {"model_type": "llama", "quantization_config": {"quant_method": "compressed-tensors"}}
+    assert quantization_method(LlavaConfig(text_config=text)) == "compressed-tensors"
+
+
+def test_dtype_of_the_config_cannot_be_built_in() -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_dtype(LlamaConfig(dtype="int8"))
+    assert str(caught.value) == (
+        "a model of llama cannot be built in the dtype of its config: got torch.int8, needed a floating-point"
+        " dtype"
+    )
+
+
+def test_no_tensor_says_the_dtype() -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_dtype(LlamaConfig(), {"a": "I64", "b": "F8_E4M3", "c": "I64"})
+    assert str(caught.value) == (
+        "neither the config nor the checkpoint's first file says in which dtype to build the model: got"
+        " F8_E4M3, I64, needed a floating-point tensor of 16 bits or more\n"
+        'hint: put "dtype" into config.json'
+    )
+
+
+def test_dtype_equals_that_of_from_pretrained(tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).to(
+        torch.float16
+    ).save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype is choose_dtype(load_config(tmp_path), {"model.norm.weight": "F16"})

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+
+from bayplan.skeleton.build import build_model
+from bayplan.skeleton.empty import build_empty
+from bayplan.skeleton.transformers_adapter import classes_for, instantiate, renamed_tensors, tied_sources
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)]
+)
+def test_modules_that_a_class_keeps_in_fp32(dtype: torch.dtype, expected: torch.dtype) -> None:
+    model = build_model(T5Config(**T5), T5ForConditionalGeneration, dtype)
+    dense = model.encoder.block[0].layer[1].DenseReluDense
+    assert (dense.wi.weight.dtype, dense.wo.weight.dtype) == (dtype, expected)
+
+
+def test_classes_for_a_config() -> None:
+    names = [found.__name__ for found in classes_for(LlamaConfig())]
+    assert names == sorted(names)
+    assert {"LlamaForCausalLM", "LlamaModel"} <= set(names)
+
+
+def test_instantiate_leaves_no_trace_after_an_exception() -> None:
+    class Failing(LlamaForCausalLM):
+        def __init__(self, config: PretrainedConfig) -> None:
+            assert torch.get_default_dtype() is torch.bfloat16
+            raise ZeroDivisionError
+
+    before = (PreTrainedModel.initialize_weights, PreTrainedModel.tie_weights)
+    with pytest.raises(ZeroDivisionError):
+        build_empty(lambda: instantiate(Failing, LlamaConfig(), torch.bfloat16))
+    assert (PreTrainedModel.initialize_weights, PreTrainedModel.tie_weights) == before
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_renamed_tensors_and_their_operations() -> None:
+    model = build_model(T5Config(**T5), T5ForConditionalGeneration, torch.float32)
+    names = ["shared.weight", "encoder.final_layer_norm.weight", "nothing.of.its"]
+    assert renamed_tensors(model, names) == (
+        ("encoder.final_layer_norm.weight", "encoder.final_layer_norm.weight", ()),
+        ("nothing.of.its", "nothing.of.its", ()),
+        ("shared.weight", "shared.weight", ()),
+    )
+
+
+def test_tied_sources() -> None:
+    model = build_model(T5Config(**T5), T5ForConditionalGeneration, torch.float32)
+    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    assert tied_sources(model) == dict.fromkeys(aliases, "shared.weight")
