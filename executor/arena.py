@@ -158,7 +158,9 @@ class Slots:
 
 def _reserve(num_bytes: int, device: str) -> Region:
     try:
-        mapping = mmap.mmap(-1, max(num_bytes, ALIGNMENT_BYTES))
+        # Private: a shared mapping is shared memory, which the kernel counts as a file's pages.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mapping = mmap.mmap(-1, max(num_bytes, ALIGNMENT_BYTES), flags=flags)
         _touch(mapping)
     except (OSError, OverflowError) as error:
         raise MemoryBudgetError(

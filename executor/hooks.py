@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
 from torch import nn
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 _CALL_CODE = nn.Module._call_impl.__code__
 _CALL_FILE = _CALL_CODE.co_filename
+
+
+_FunctionT = TypeVar("_FunctionT", bound="Callable[..., object]")
+
+
+def uncompiled(function: _FunctionT) -> _FunctionT:
+    """Decorate a hook so that a compiler calls it as it is, instead of tracing into it."""
+    return cast("_FunctionT", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 class BlockHooks:
@@ -48,12 +56,11 @@ class BlockHooks:
         self._handles: list[RemovableHandle] = []
 
     def install(self, block: nn.Module) -> None:
-        """Put the hooks on `block`, outside of whatever compiles it."""
-        before, after = (uncompiled(hook) for hook in (self._before, self._after))
+        """Put the hooks on `block`."""
         self._handles = [
             # First, so that a failure in any other hook finds the call announced.
-            block.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            block.register_forward_hook(after, always_call=True),
+            block.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            block.register_forward_hook(self._after, always_call=True),
         ]
 
     def remove(self) -> None:
@@ -63,11 +70,13 @@ class BlockHooks:
         self._handles = []
         self._keeper = None
 
+    @uncompiled
     def _before(self, block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._ring.acquire(self._position)
         if torch.is_grad_enabled():
             self._check_gradients(block, args, kwargs)
 
+    @uncompiled
     def _after(self, block: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._ring.release(self._position, self._backend.record())
 
@@ -86,11 +95,6 @@ class BlockHooks:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse: a saved block would hold whatever its slot holds now."""
         raise copy_refusal("pickle", self._ring.order[self._position])
-
-
-def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that a compiler runs as it is, instead of tracing into it."""
-    return cast("Callable[..., None]", torch.compiler.disable(hook))  # type: ignore[no-untyped-call]
 
 
 def copy_refusal(operation: str, block: Fqn) -> StreamedWeightsError:

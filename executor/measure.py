@@ -96,8 +96,8 @@ class ForwardMeter:
     def install(self, model: nn.Module) -> None:
         """Put the hooks on the root."""
         self._handles = [
-            model.register_forward_pre_hook(uncompiled(self._before), prepend=True, with_kwargs=True),
-            model.register_forward_hook(uncompiled(self._after)),
+            model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self._after),
         ]
 
     def remove(self) -> None:
@@ -106,10 +106,12 @@ class ForwardMeter:
             handle.remove()
         self._handles = []
 
+    @uncompiled
     def _before(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self._is_step = self._guard.check(args, kwargs)
         self._started_ns = time.perf_counter_ns()
 
+    @uncompiled
     def _after(self, model: nn.Module, args: tuple[object, ...], output: object) -> None:
         taken_ns = time.perf_counter_ns() - self._started_ns
         if self._first_output_ns is None:

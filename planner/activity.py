@@ -1,4 +1,4 @@
-"""What a forward does, operation by operation: blocks entered, memory taken and freed, weights read, work done.
+"""What a forward does, operation by operation: blocks entered, memory taken, weights read, work done.
 
 Owns the torch mode that watches a forward on meta tensors and the log that it writes. Knows nothing of
 transformers; `footprint` turns the log into bytes and `trace` into a model graph.
@@ -19,9 +19,9 @@ from bayplan.planner.operations import operation_flops, run_operation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# The largest models take some 30,000. A Mamba layer without its kernel loops over the positions in Python: a
+# The largest models take some 30 000. A Mamba layer without its kernel loops over the positions in Python: a
 # context of 1024 would take minutes.
-MAX_OPERATIONS = 100_000
+MAX_OPERATIONS = 60_000
 """Operations after which a forward is given up as too long to trace."""
 
 _aten = torch.ops.aten

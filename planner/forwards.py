@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
-    from transformers import PreTrainedModel
 
     from bayplan.planner.blocks import BlockSpec
     from bayplan.schemas.plan import Workload
@@ -128,7 +128,9 @@ def observe(
 
 def can_generate(model: nn.Module) -> bool:
     """Return whether `generate()` makes sense for the model's class."""
-    return isinstance(model, GenerationMixin) and bool(type(model).can_generate())
+    if not isinstance(model, PreTrainedModel):
+        return False
+    return isinstance(model, GenerationMixin) and bool(model.can_generate())
 
 
 @contextlib.contextmanager

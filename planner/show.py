@@ -57,6 +57,16 @@ def render_plan(plan: Plan, *, digest_matches: bool, width: int) -> RenderableTy
     )
 
 
+def render_memory(plan: Plan, width: int) -> RenderableType:
+    """Return the short picture of `plan`: how full each device is, and what to expect.
+
+    Args:
+        plan: Any plan that could be read.
+        width: Columns of the terminal.
+    """
+    return Group(_devices_picture(plan, width), facts_grid(prediction_facts(plan)))
+
+
 def facts_grid(facts: Sequence[Fact], style: str = "") -> RichTable:
     """Return facts below each other, their words in one column."""
     grid = RichTable.grid(padding=(0, _COLUMN_GAP, 0, 0))

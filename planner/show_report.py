@@ -32,7 +32,9 @@ def _facts(report: Report) -> Iterator[Fact]:
         waited = format_duration_ns(sum(block.wait_ns for block in streamed))
         read = format_size(sum(block.read_bytes for block in streamed))
         yield "streamed", f"{count_text(len(streamed), 'block')}, {read} read, {waited} waited for them"
-    if not report.content_verified:
+    if not report.content_verified and not any(
+        note.startswith("content unverified") for note in report.notes
+    ):
         yield "warning", "content unverified: only the headers of the shards were compared"
     if report.unused:
         yield "note", f"{count_text(len(report.unused), 'tensor')} of the checkpoint not in the model"

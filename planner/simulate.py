@@ -12,8 +12,11 @@ from itertools import pairwise
 
 import msgspec
 
+STEADY_STEPS = 3
+"""Steps in a row that take the same time before the pipeline counts as steady."""
+
 MAX_STEPS = 64
-"""Steps simulated at most until two in a row take the same time."""
+"""Steps simulated at most until it is."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,12 +77,10 @@ def steady_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
         num_slots: Slots of each device that streams.
 
     Returns:
-        The difference between two steps that take the same time; the longest of the last ones if they keep
-        alternating.
+        The time that several steps in a row take; the longest of the last ones if they keep alternating.
     """
     ends = step_ends_ns(visits, num_slots, MAX_STEPS)
-    steps = [later - earlier for earlier, later in pairwise(ends)]
-    return max(steps[-4:]) if steps else ends[0]
+    return max(later - earlier for earlier, later in pairwise(ends[-STEADY_STEPS - 1 :]))
 
 
 def first_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
@@ -117,7 +118,7 @@ def step_ends_ns(visits: Sequence[Visit], num_slots: int, num_steps: int) -> lis
             ring.release(number, now)
             numbers[visit.device] += 1
         ends.append(now)
-        if len(ends) >= 4 and _is_steady(ends):
+        if _is_steady(ends):
             break
     return ends
 
@@ -135,4 +136,5 @@ def _issue_until(rings: dict[str, _Ring], link_free_ns: dict[str, int], wanted: 
 
 
 def _is_steady(ends: list[int]) -> bool:
-    return ends[-1] - ends[-2] == ends[-2] - ends[-3] == ends[-3] - ends[-4]
+    steps = {later - earlier for earlier, later in pairwise(ends[-STEADY_STEPS - 1 :])}
+    return len(ends) > STEADY_STEPS and len(steps) == 1

@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bayplan.executor.load import load_model, loaded, release, report
+    from bayplan.executor.load import load_model, loaded, release
+    from bayplan.executor.report import report
     from bayplan.planner.api import plan_model
     from bayplan.planner.diff import diff_plans
     from bayplan.schemas.codec import encode_plan, read_plan
@@ -35,7 +36,7 @@ _HOME = {
     "plan_model": "bayplan.planner.api",
     "read_plan": "bayplan.schemas.codec",
     "release": "bayplan.executor.load",
-    "report": "bayplan.executor.load",
+    "report": "bayplan.executor.report",
 }
 
 __all__ = (

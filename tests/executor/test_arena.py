@@ -87,7 +87,7 @@ def test_memory_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MemoryBudgetError) as raised:
         Arena(2**62, device="node0/cpu")
     assert str(raised.value) == (
-        "node0/cpu: not enough free memory for the plan: got 3.00 GiB, needed 4,096.00 PiB\n"
+        "node0/cpu: not enough free memory for the plan: got 3.00 GiB, needed 4096.00 PiB\n"
         "hint: stop other processes, or plan again with a smaller --max-memory"
     )
     assert (raised.value.device, raised.value.needed_bytes, raised.value.available_bytes) == (

@@ -197,8 +197,7 @@ def test_pass_after_a_failure_is_right(make_disk: Any) -> None:
     disk = make_disk(5, 2)
     disk.errors[3] = OSError(5, "Input/output error")
     with pytest.raises(StreamError) as raised:
-        for block in range(5):
-            disk.run_block(block)
+        disk.run_pass(range(5))
     assert str(raised.value) == (
         "block3: block could not be streamed: got OSError: [Errno 5] Input/output error"
     )
@@ -248,9 +247,9 @@ def test_pass_after_an_interrupt_is_right(make_disk: Any, interrupted: int) -> N
     def interrupt() -> None:
         raise KeyboardInterrupt
 
+    disk.run_pass(range(interrupted))
     with pytest.raises(KeyboardInterrupt):
-        for block in range(4):
-            disk.run_block(block, interrupt if block == interrupted else disk.settle)
+        disk.run_block(interrupted, interrupt)
     for _ in range(2):
         for block in range(4):
             disk.run_block(block, disk.settle)

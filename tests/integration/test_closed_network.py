@@ -35,7 +35,8 @@ def test_an_address_is_refused_without_a_look_up(address: str, network_attempts:
 def test_the_hub_client_is_kept_in(network_attempts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     hub = HfApi(endpoint="https://hub.example")
-    with pytest.raises(OSError, match="tests do not use the network"):
+    # Each version of the client wraps the error in a class of another HTTP library.
+    with pytest.raises(Exception, match="tests do not use the network"):
         hub.model_info("org/name")
     assert set(network_attempts) == {"hub.example"}
     network_attempts.clear()

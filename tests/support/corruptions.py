@@ -39,7 +39,7 @@ def truncate_shard(folder: Path, *, num_bytes: int = 1) -> Path:
     """Cut the last `num_bytes` off the last shard, and return it."""
     shard = _shards(folder)[-1]
     data = shard.read_bytes()
-    shard.write_bytes(data[:-num_bytes])
+    _put(shard, data[:-num_bytes])
     return shard
 
 
@@ -53,7 +53,7 @@ def flip_header_byte(folder: Path) -> Path:
     data = bytearray(shard.read_bytes())
     at = data.index(f'"{fqn}"'.encode()) + len(fqn)
     data[at] = ord("x") if data[at] != ord("x") else ord("y")
-    shard.write_bytes(data)
+    _put(shard, data)
     return shard
 
 
@@ -62,7 +62,7 @@ def flip_data_byte(folder: Path) -> Path:
     shard = _shards(folder)[-1]
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
-    shard.write_bytes(data)
+    _put(shard, data)
     return shard
 
 
@@ -70,7 +70,7 @@ def lengthen_header(folder: Path) -> Path:
     """Say in the first shard that its header is longer than the file, and return the shard."""
     shard = _shards(folder)[0]
     data = shard.read_bytes()
-    shard.write_bytes(len(data).to_bytes(_PREFIX_BYTES, "little") + data[_PREFIX_BYTES:])
+    _put(shard, len(data).to_bytes(_PREFIX_BYTES, "little") + data[_PREFIX_BYTES:])
     return shard
 
 
@@ -159,7 +159,13 @@ def _write(shard: Path, header: Header, data: bytes) -> None:
     text += b" " * (
         -len(text) % _PREFIX_BYTES
     )  # tensors start at a multiple of 8, as the library writes them
-    shard.write_bytes(len(text).to_bytes(_PREFIX_BYTES, "little") + text + data)
+    _put(shard, len(text).to_bytes(_PREFIX_BYTES, "little") + text + data)
+
+
+def _put(shard: Path, data: bytes) -> None:
+    """Give `shard` other contents as a new file: somebody may have mapped the old one."""
+    shard.unlink()
+    shard.write_bytes(data)
 
 
 def _edit_entry(found: Found, **changes: object) -> Path:

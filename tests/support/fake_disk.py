@@ -1,9 +1,9 @@
-"""A disk and slots without files: fills that wait at gates, and slots that are poisoned when they are refilled."""
+"""A disk and slots without files: fills wait at gates, and slots are poisoned when they are refilled."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bayplan.executor.ring import Ring
@@ -71,6 +71,11 @@ class FakeDisk:
             raise
         self.running.discard((block, thread))
         self.ring.release(block)
+
+    def run_pass(self, blocks: Iterable[int]) -> None:
+        """Call blocks one after the other."""
+        for block in blocks:
+            self.run_block(block)
 
     def check(self, block: int) -> None:
         assert self.memory[block % len(self.memory)] == bytearray([block] * PIECES)

@@ -64,7 +64,7 @@ def make_plan(
     context: int = 64,
     class_name: str | None = None,
 ) -> Plan:
-    """Return a sealed plan for the checkpoint in `folder`, with the blocks of `stream` streaming in that order."""
+    """Return a sealed plan for the checkpoint in `folder`; the blocks of `stream` stream in that order."""
     config = load_config(folder)
     model_class = choose_class(config, name=class_name)
     local = open_folder(folder)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bayplan.commands.demo import demo
 from bayplan.commands.failures import exit_code_of
 from bayplan.commands.inventory import inventory
 from bayplan.commands.output import emit
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inventory, plan, bind, show, diff, run, schema):
+for command in (inventory, plan, bind, show, diff, run, schema, demo):
     app.command()(command)
 
 

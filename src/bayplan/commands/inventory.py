@@ -10,38 +10,41 @@ import typer
 from bayplan.commands.output import emit, emit_picture, write_file
 from bayplan.schemas.codec import encode_inventory
 
+DeclaredDevices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[*N]", help="Declare accelerators of the catalogue, such as h100-80gb*8. Repeatable."
+    ),
+]
+DeclaredCpu = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Declare a CPU of the catalogue; without it the host computes nothing."
+    ),
+]
+HostMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="Declare host memory, such as 64GiB.")]
+DiskRate = Annotated[str | None, typer.Option(metavar="RATE", help="Declare the disk's rate, such as 3GB/s.")]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate", help="Measure disk (in the current folder) and CPU instead of the catalogue's rates."
+    ),
+]
+InventoryOutput = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the inventory here, for plan -i."),
+]
+InventoryAsJson = Annotated[bool, typer.Option("--json", help="Print the inventory as JSON.")]
+
 
 def inventory(
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[*N]", help="Declare accelerators of the catalogue, such as h100-80gb*8. Repeatable."
-        ),
-    ] = None,
-    cpu: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Declare a CPU of the catalogue; without it the host computes nothing."
-        ),
-    ] = None,
-    host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Declare host memory, such as 64GiB.")
-    ] = None,
-    disk: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Declare the disk's rate, such as 3GB/s.")
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Measure disk (in the current folder) and CPU instead of the catalogue's rates.",
-        ),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the inventory here, for plan -i."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the inventory as JSON.")] = False,
+    device: DeclaredDevices = None,
+    cpu: DeclaredCpu = None,
+    host_memory: HostMemory = None,
+    disk: DiskRate = None,
+    calibrate: Calibrate = False,
+    output: InventoryOutput = None,
+    json: InventoryAsJson = False,
 ) -> None:
     """Probe this machine, or declare another one from the catalogue."""
     if device or cpu is not None or host_memory is not None or disk is not None:

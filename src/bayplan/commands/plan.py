@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from bayplan.commands.output import emit, emit_picture, picture_width, say, write_file
+from bayplan.commands.plan_options import (
+    Batch,
+    BoundCheckpoint,
+    BoundOutput,
+    ClassName,
+    Context,
+    EncoderContext,
+    FactoryCheckpoint,
+    FormatName,
+    Hash,
+    InventoryFile,
+    MaxMemory,
+    ModelName,
+    NoSpill,
+    NoSplit,
+    ObjectiveChoice,
+    OutputFile,
+    Pins,
+    PlanAsJson,
+    PlanFile,
+    PrefillChunk,
+    TrustRemoteCode,
+    Variant,
+)
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_plan, read_inventory, read_plan
 from bayplan.schemas.dtypes import DTYPE_BY_SPELLING
@@ -16,84 +36,27 @@ from bayplan.schemas.errors import PlanRefused, RefusalKind
 from bayplan.schemas.plan import PLAN_SEMANTICS, Plan
 from bayplan.schemas.types import Objective
 
-Hash = Annotated[
-    bool, typer.Option("--hash", help="Hash local shards too, so that a fine-tune is told from its base.")
-]
-Variant = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Which checkpoint of the folder, such as fp16.")
-]
-
-
-class ObjectiveName(enum.StrEnum):
-    """What `plan` makes as fast as it can."""
-
-    DECODE = "decode"
-    PREFILL = "prefill"
-
 
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Folder, config file, Hub id (org/name\\[@revision]) or package.module:factory.",
-            show_default=False,
-        ),
-    ],
-    inventory: Annotated[
-        Path | None,
-        typer.Option("--inventory", "-i", metavar="FILE", help="Machine to plan for; default: this one."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
-    ] = None,
-    max_memory: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DEV=SIZE", help="Budget of a device, such as cpu=300MiB. Repeatable."),
-    ] = None,
-    format_name: Annotated[
-        str | None,
-        typer.Option("--format", metavar="fp32|bf16|fp16", help="Data type; default: the checkpoint's own."),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(min=1, help="Positions, prompt and output; default: 1024 or the model's maximum."),
-    ] = None,
-    encoder_context: Annotated[
-        int | None, typer.Option(min=1, help="Positions of the encoder; default: the model's maximum.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    prefill_chunk: Annotated[
-        int | None, typer.Option(min=1, help="Positions per forward; default: the whole context.")
-    ] = None,
-    objective: Annotated[
-        ObjectiveName | None,
-        typer.Option(help="What to make fast; default: decode where the model generates, else prefill."),
-    ] = None,
-    class_name: Annotated[
-        str | None,
-        typer.Option("--class", metavar="NAME", help="Model class; default: by the config's architectures."),
-    ] = None,
-    no_split: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLASS", help="Never divide modules of this class. Repeatable."),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB=DEV[,RESIDENCY]", help="Put blocks on a device. Repeatable."),
-    ] = None,
-    no_spill: Annotated[
-        bool, typer.Option("--no-spill", help="Stream nothing: say infeasible instead.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Weights, where MODEL is a factory.")
-    ] = None,
+    model: ModelName,
+    inventory: InventoryFile = None,
+    output: OutputFile = None,
+    max_memory: MaxMemory = None,
+    format_name: FormatName = None,
+    context: Context = None,
+    encoder_context: EncoderContext = None,
+    batch: Batch = 1,
+    prefill_chunk: PrefillChunk = None,
+    objective: ObjectiveChoice = None,
+    class_name: ClassName = None,
+    no_split: NoSplit = None,
+    pins: Pins = None,
+    no_spill: NoSpill = False,
+    checkpoint: FactoryCheckpoint = None,
     variant: Variant = None,
     hash_content: Hash = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan itself instead of a picture.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    json: PlanAsJson = False,
 ) -> None:
     """Work out where every block of a model goes, and write it down."""
     from bayplan.planner.api import make_plan
@@ -110,7 +73,7 @@ def plan(
         objective=None if objective is None else Objective(objective.value),
         class_name=class_name,
         no_split=tuple(no_split or ()),
-        pins=tuple(pin or ()),
+        pins=tuple(pins or ()),
         no_spill=no_spill,
         hash_content=hash_content,
         variant=variant,
@@ -125,16 +88,12 @@ def plan(
 
 
 def bind(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)],
-    checkpoint: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder or Hub id of the weights.", show_default=False)
-    ],
+    plan: PlanFile,
+    checkpoint: BoundCheckpoint,
     variant: Variant = None,
     hash_content: Hash = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Default: PLAN itself is rewritten.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan itself instead of a picture.")] = False,
+    output: BoundOutput = None,
+    json: PlanAsJson = False,
 ) -> None:
     """Give a plan that was made from a config the identity of its checkpoint."""
     decoded = read_plan(plan)

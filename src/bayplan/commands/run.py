@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayplan.commands.output import emit, say_picture, write_file
+from bayplan.commands.plan_options import PlanFile, TrustRemoteCode
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_report, read_plan
 from bayplan.schemas.errors import BayplanError, UsageError
@@ -19,39 +20,45 @@ if TYPE_CHECKING:
     from bayplan.executor.run import RunResult
 
 
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Folder or Hub id of the weights; default: the plan's own source."),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Continue this text. Repeatable; after PLAN also several words."),
+]
+InputsFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Safetensors file with the arguments of one forward, by name."),
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens to generate for each prompt; default: 20.")
+]
+ExpectDigest = Annotated[
+    str | None, typer.Option(metavar="DIGEST", help="Refuse any plan but the one that was approved.")
+]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=DEV", help="Use this torch device for a device of the plan. Repeatable."),
+]
+ReportFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write predicted beside measured here.")
+]
+ReportAsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of the output.")]
+
+
 def run(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)],
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder or Hub id of the weights; default: the plan's own source."),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Continue this text. Repeatable; after PLAN also several words."),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Safetensors file with the arguments of one forward, by name."),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to generate for each prompt; default: 20.")
-    ] = None,
-    expect_digest: Annotated[
-        str | None, typer.Option(metavar="DIGEST", help="Refuse any plan but the one that was approved.")
-    ] = None,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID=DEV", help="Use this torch device for a device of the plan. Repeatable."),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write predicted beside measured here.")
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of the output.")
-    ] = False,
+    plan: PlanFile,
+    checkpoint: Checkpoint = None,
+    prompt: Prompts = None,
+    inputs: InputsFile = None,
+    max_new_tokens: MaxNewTokens = None,
+    expect_digest: ExpectDigest = None,
+    on: Devices = None,
+    trust_remote_code: TrustRemoteCode = False,
+    report: ReportFile = None,
+    json: ReportAsJson = False,
 ) -> None:
     """Load a model by its plan and generate, or run one forward."""
     devices = _devices(on or (), plan)

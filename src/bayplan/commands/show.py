@@ -9,12 +9,12 @@ from typing import Annotated, cast
 import typer
 
 from bayplan.commands.output import emit, emit_json, emit_picture, picture_width, say
+from bayplan.commands.plan_options import PlanFile
 from bayplan.schemas.codec import MAX_FILE_BYTES, DecodedPlan, read_plan
 from bayplan.schemas.errors import ExitCode, PlanRefused
 from bayplan.schemas.published import schema_bytes
 from bayplan.schemas.strict_json import JsonValue, parse, quote
 
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Short for --as json.")]
 
 

@@ -1,0 +1,92 @@
+"""The options of `bayplan plan` and `bayplan bind`: their names, metavars and help, one type each."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class ObjectiveName(enum.StrEnum):
+    """What `plan` makes as fast as it can."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder, config file, Hub id (org/name\\[@revision]) or package.module:factory.",
+        show_default=False,
+    ),
+]
+InventoryFile = Annotated[
+    Path | None,
+    typer.Option("--inventory", "-i", metavar="FILE", help="Machine to plan for; default: this one."),
+]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+]
+MaxMemory = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DEV=SIZE", help="Budget of a device, such as cpu=300MiB. Repeatable."),
+]
+FormatName = Annotated[
+    str | None,
+    typer.Option("--format", metavar="fp32|bf16|fp16", help="Data type; default: the checkpoint's own."),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(min=1, help="Positions, prompt and output; default: 1024 or the model's maximum."),
+]
+EncoderContext = Annotated[
+    int | None, typer.Option(min=1, help="Positions of the encoder; default: the model's maximum.")
+]
+Batch = Annotated[int, typer.Option(min=1, help="Sequences at a time.")]
+PrefillChunk = Annotated[
+    int | None, typer.Option(min=1, help="Positions per forward; default: the whole context.")
+]
+ObjectiveChoice = Annotated[
+    ObjectiveName | None,
+    typer.Option(help="What to make fast; default: decode where the model generates, else prefill."),
+]
+ClassName = Annotated[
+    str | None,
+    typer.Option("--class", metavar="NAME", help="Model class; default: by the config's architectures."),
+]
+NoSplit = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CLASS", help="Never divide modules of this class. Repeatable."),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="GLOB=DEV[,RESIDENCY]", help="Put blocks on a device. Repeatable."),
+]
+NoSpill = Annotated[bool, typer.Option("--no-spill", help="Stream nothing: say infeasible instead.")]
+FactoryCheckpoint = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="DIR", help="Weights, where MODEL is a factory.")
+]
+Hash = Annotated[
+    bool, typer.Option("--hash", help="Hash local shards too, so that a fine-tune is told from its base.")
+]
+Variant = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which checkpoint of the folder, such as fp16.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
+PlanAsJson = Annotated[bool, typer.Option("--json", help="Print the plan itself instead of a picture.")]
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
+BoundCheckpoint = Annotated[
+    str,
+    typer.Option("--checkpoint", metavar="DIR", help="Folder or Hub id of the weights.", show_default=False),
+]
+BoundOutput = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="PLAN", help="Default: PLAN itself is rewritten."),
+]
