@@ -176,9 +176,7 @@ def _carry_out(approved: Approved, memory: MemoryMeter, progress: Progress) -> L
             fill=_fill(reader, requests),
             is_running=running_test(tuple(blocks.values())),
         )
-        stream = Stream(ring, slots, reader, backend)
-        state.adopt_stream(stream)
-        stream.start(list(blocks.values()), keeper=state)
+        state.start_stream(Stream(ring, slots, reader, backend), tuple(blocks.values()))
     state.layout = without_values(layout, sources)
     forwards.install(model)
     attach(model, state)

@@ -14,6 +14,8 @@ from bayplan.executor.materialize import unbind
 from bayplan.schemas.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from bayplan.executor.arena import Arena, Slots
@@ -29,34 +31,20 @@ _ATTRIBUTE = "_bayplan"
 
 
 class Stream:
-    """The streaming of one device.
+    """The streaming of one device. Knows no module, so that it does not keep the model alive.
 
     Attributes:
         ring: Its slots over time.
         slots: Its slots in memory.
+        backend: The device.
     """
 
     def __init__(self, ring: Ring, slots: Slots, reader: ShardReader, backend: DeviceBackend) -> None:
         """Own `ring` and `reader`."""
         self.ring = ring
         self.slots = slots
+        self.backend = backend
         self._reader = reader
-        self._backend = backend
-        self._hooks: list[BlockHooks] = []
-
-    def start(self, blocks: list[nn.Module], keeper: object) -> None:
-        """Put hooks on the streamed blocks, given in stream order, and begin to read ahead."""
-        for position, block in enumerate(blocks):
-            hooks = BlockHooks(self.ring, position, self._backend, keeper)
-            hooks.install(block)
-            self._hooks.append(hooks)
-        self.ring.start()
-
-    def remove_hooks(self) -> None:
-        """Take the hooks off the blocks."""
-        for hooks in self._hooks:
-            hooks.remove()
-        self._hooks = []
 
     def close(self) -> None:
         """End the thread and close the files. May be called twice."""
@@ -91,17 +79,28 @@ class LoadedState:
         self.content_verified = False
         self.notes: tuple[str, ...] = ()
         self.load_ns = 0
+        self._hooks: list[BlockHooks] = []
         self._finalizer: weakref.finalize[..., object] | None = None
 
-    def adopt_stream(self, stream: Stream) -> None:
-        """Own `stream`: it is closed with the state, or with the interpreter."""
+    def start_stream(self, stream: Stream, blocks: Sequence[nn.Module]) -> None:
+        """Put hooks on the streamed blocks, given in stream order, and begin to read ahead.
+
+        The stream is closed with the state, or with the interpreter.
+        """
         self.stream = stream
         self._finalizer = weakref.finalize(self, stream.close)
+        for position, block in enumerate(blocks):
+            hooks = BlockHooks(stream.ring, position, stream.backend, keeper=self)
+            hooks.install(block)
+            self._hooks.append(hooks)
+        stream.ring.start()
 
     def close(self, model: nn.Module) -> None:
         """End streaming, take everything off `model`, and let go of its memory."""
+        for hooks in self._hooks:
+            hooks.remove()
+        self._hooks = []
         if self.stream is not None:
-            self.stream.remove_hooks()
             self.stream.close()
             self.stream = None
         if self._finalizer is not None:

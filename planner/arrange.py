@@ -6,6 +6,7 @@ even spacings.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -13,7 +14,8 @@ import msgspec
 
 from bayplan.planner.chain import Chain
 from bayplan.planner.constraints import Constraints
-from bayplan.planner.cost import compute_ns, duration_ns, feed, hop_ns, output_bytes
+from bayplan.planner.cost import compute_ns, duration_ns, feed, hop_ns, node_of, output_bytes
+from bayplan.planner.host_memory import host_bytes
 from bayplan.planner.residents import StreamChoice
 from bayplan.planner.simulate import Visit, first_step_ns, steady_step_ns
 from bayplan.planner.spacing import PHASES, evenly_spaced
@@ -69,7 +71,7 @@ class Arranger:
     def arrange(self, stages: tuple[Stage, ...], tier: Residency, num_slots: int) -> Arranged:
         """Return the fastest even spacing of `stages`, which stream from `tier` through `num_slots` slots."""
         arranged: list[Arranged] = []
-        for placed in self._spaced(stages, num_slots):
+        for placed in self._spaced(stages, tier, num_slots):
             visits = self.visits(placed, tier, self._phase)
             arranged.append(
                 Arranged(
@@ -82,7 +84,9 @@ class Arranger:
             )
         return min(arranged, key=lambda one: one.rank)
 
-    def _spaced(self, stages: tuple[Stage, ...], num_slots: int) -> Iterator[tuple[PlacedStage, ...]]:
+    def _spaced(
+        self, stages: tuple[Stage, ...], tier: Residency, num_slots: int
+    ) -> Iterator[tuple[PlacedStage, ...]]:
         """Yield the stages with positions chosen, in every phase.
 
         Where the number of streamed blocks is no multiple of the slots, the ring stalls once a step at its
@@ -94,6 +98,8 @@ class Arranger:
         for rounded in (False, True):
             choices = [self._rounded(stage, num_slots) if rounded else stage.choice for stage in stages]
             if rounded and all(a == b.choice for a, b in zip(choices, stages, strict=True)):
+                continue
+            if rounded and not self._fits_hosts(stages, choices, tier):
                 continue
             for phase in PHASES:
                 yield tuple(
@@ -117,7 +123,20 @@ class Arranger:
         return msgspec.structs.replace(
             stage.choice,
             streamed=tuple(sorted(streamed.items())),
+            num_slots=min(num_slots, sum(streamed.values())),
             streamed_bytes=sum(size * count for size, count in streamed.items()),
+        )
+
+    def _fits_hosts(self, stages: tuple[Stage, ...], choices: list[StreamChoice], tier: Residency) -> bool:
+        """Whether more streamed bytes than the search chose find room in host memory as well."""
+        taken: Counter[str] = Counter()
+        for stage, choice in zip(stages, choices, strict=True):
+            taken[node_of(self._inventory, stage.device.id).id] += host_bytes(
+                stage, tier, choice.streamed_bytes
+            )
+        return tier is not Residency.STREAM_HOST or all(
+            taken[node.id] <= node.host_memory_bytes - node.host_reserve_bytes
+            for node in self._inventory.nodes
         )
 
     def _free_sizes(self, stage: Stage) -> dict[int, int]:

@@ -11,6 +11,9 @@ from bayplan.schemas.errors import UsageError
 from bayplan.schemas.plan import Pin
 from bayplan.schemas.types import DeviceId, Reason, Residency
 
+STREAM_TIERS = (Residency.STREAM_HOST, Residency.STREAM_DISK)
+"""Residencies of a block that streams."""
+
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """Demands per block position."""
@@ -21,13 +24,18 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     """Must not stream: by its nature or by a pin."""
     must_stream: tuple[bool, ...]
     no_spill: bool
+    tiers: tuple[Residency, ...] = STREAM_TIERS
+    """Where streamed blocks may wait."""
 
 
 def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constraints:
     """Return the constraints on `chain`; of several pins on a block, the last one that says something holds.
 
     Raises:
-        UsageError: A pin matches no block, or makes a block stream that cannot or with spilling forbidden.
+        UsageError: A pin matches no block.
+        UsageError: A pin makes a block stream that must stay.
+        UsageError: A pin makes a block stream while spilling is forbidden.
+        UsageError: Pins make blocks stream from more than one tier.
     """
     devices: list[DeviceId | None] = [None] * len(chain)
     residencies: list[Residency | None] = [None] * len(chain)
@@ -53,6 +61,14 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
                 got=f"{residency}",
                 needed=f"resident ({reason.value if reason is not None else '--no-spill'})",
             )
+    tiers = tuple(tier for tier in STREAM_TIERS if tier in residencies)
+    if len(tiers) > 1:
+        raise UsageError(
+            "the pins make blocks stream from more than one tier",
+            where="--pin",
+            got=" and ".join(tiers),
+            needed="one of them for all",
+        )
     return Constraints(
         device=tuple(devices),
         must_stay=tuple(
@@ -61,6 +77,7 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
         ),
         must_stream=tuple(residency not in (None, Residency.RESIDENT) for residency in residencies),
         no_spill=no_spill,
+        tiers=tiers or STREAM_TIERS,
     )
 
 

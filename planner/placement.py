@@ -14,7 +14,8 @@ import msgspec
 from bayplan.planner.arrange import Arranged, Arranger, PlacedStage
 from bayplan.planner.chain import Chain
 from bayplan.planner.constraints import Constraints
-from bayplan.planner.cost import duration_ns, feed, hop_ns, node_of, output_bytes
+from bayplan.planner.cost import duration_ns, feed, hop_ns, output_bytes
+from bayplan.planner.host_memory import host_bytes, host_limits
 from bayplan.planner.stages import Stage, StageSearch
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.types import DeviceId, Objective, Residency, SolverStatus
@@ -40,19 +41,26 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Path(msgspec.Struct, frozen=True, kw_only=True):
-    """A partial placement; `link_ns` is the sum on a shared link, the maximum over separate ones."""
+    """A partial placement."""
 
     path_ns: int
-    link_ns: int
-    host_bytes: int
+    link_ns: tuple[int, ...]
+    """Per link the time of its transfers; first the longest of those that one device has to itself."""
+    host_bytes: tuple[int, ...]
+    """Per node."""
     stages: tuple[Stage, ...]
+
+    @property
+    def bound_ns(self) -> int:
+        """No step of this placement is faster, however it goes on."""
+        return max(self.path_ns, *self.link_ns)
 
     def beats(self, other: _Path) -> bool:
         """Whether it is at least as good in every respect."""
         return (
             self.path_ns <= other.path_ns
-            and self.link_ns <= other.link_ns
-            and self.host_bytes <= other.host_bytes
+            and all(own <= theirs for own, theirs in zip(self.link_ns, other.link_ns, strict=True))
+            and all(own <= theirs for own, theirs in zip(self.host_bytes, other.host_bytes, strict=True))
         )
 
 
@@ -74,39 +82,46 @@ class Solver:
         self._constraints = constraints
         self._phase = phase
         self._arranger = Arranger(chain, inventory, constraints, phase)
-        self._exhaustive = True
+        self._host_limits = host_limits(inventory, budgets)
+        self._nodes = list(self._host_limits)
+        self._given_up: list[int] = []
+        """Bounds of partial placements that were left without a proof that others are better."""
 
     def solve(self) -> Placement | None:
         """Return the best placement, or None if none satisfies the constraints."""
         if not any(self._constraints.must_stream):
-            resident = self._paths(Residency.RESIDENT, 0)
+            search = StageSearch(self._chain, self._constraints, self._phase, 0)
+            resident = self._paths(search, Residency.RESIDENT, 0)
             if resident:
                 return self._best([(Residency.RESIDENT, 0, path) for path in resident])
         if self._constraints.no_spill:
             return None
-        found = [
-            (tier, num_slots, path)
-            for tier in (Residency.STREAM_HOST, Residency.STREAM_DISK)
-            for num_slots in SLOT_COUNTS
-            for path in self._paths(tier, num_slots)
-        ]
+        self._given_up.clear()
+        found: list[tuple[Residency, int, _Path]] = []
+        for num_slots in SLOT_COUNTS:
+            search = StageSearch(self._chain, self._constraints, self._phase, num_slots)
+            for tier in self._constraints.tiers:
+                found += [(tier, num_slots, path) for path in self._paths(search, tier, num_slots)]
         return self._best(found) if found else None
 
-    def _paths(self, tier: Residency, num_slots: int) -> list[_Path]:
+    def _paths(self, search: StageSearch, tier: Residency, num_slots: int) -> list[_Path]:
         """Return the complete placements for one tier that no other beats."""
-        search = StageSearch(self._chain, self._constraints, self._phase, num_slots)
         end = len(self._chain)
+        feeds = {device.id: feed(self._inventory, device, tier) for device in self._devices}
+        links = ["", *sorted({source[1] for source in feeds.values() if source is not None} - {""})]
+        empty = _Path(path_ns=0, link_ns=(0,) * len(links), host_bytes=(0,) * len(self._nodes), stages=())
         fronts: list[dict[int, list[_Path]]] = []
         for number, device in enumerate(self._devices):
             front: dict[int, list[_Path]] = {}
+            is_last = number == len(self._devices) - 1
             for start in range(end):
-                arriving = self._arriving(fronts, number, start)
+                arriving = self._arriving(fronts, number, start) if start else [empty]
                 if not arriving:
                     continue
-                for stage in search.stages(device, self._budgets[device.id], start):
+                for stage in search.stages(device, self._budgets[device.id], start, is_last=is_last):
                     reached = front.setdefault(stage.stop, [])
                     for path in arriving:
-                        extended = self._extended(path, stage, tier, num_slots)
+                        extended = self._extended(path, stage, tier, feeds[device.id], links)
                         if extended is not None:
                             self._add(reached, extended)
             fronts.append(front)
@@ -118,8 +133,6 @@ class Solver:
 
     def _arriving(self, fronts: list[dict[int, list[_Path]]], number: int, start: int) -> list[_Path]:
         """Return the paths that end at `start` on an earlier device, with the hop to device `number`."""
-        if start == 0:
-            return [_Path(path_ns=0, link_ns=0, host_bytes=0, stages=())]
         num_bytes = output_bytes(self._chain.costs[start - 1], self._phase)
         arriving: list[_Path] = []
         for earlier, front in enumerate(fronts[:number]):
@@ -130,31 +143,38 @@ class Solver:
                 self._add(arriving, msgspec.structs.replace(path, path_ns=path.path_ns + hop))
         return arriving
 
-    def _extended(self, path: _Path, stage: Stage, tier: Residency, num_slots: int) -> _Path | None:
-        """Return `path` with `stage` behind it, or None if the tier cannot feed it."""
+    def _extended(
+        self, path: _Path, stage: Stage, tier: Residency, source: tuple[int, str] | None, links: list[str]
+    ) -> _Path | None:
+        """Return `path` with `stage` behind it, or None if there is no way or no host memory for it."""
         choice = stage.choice
-        window_ns, link_ns, host_bytes = stage.compute_ns, path.link_ns, path.host_bytes
+        window_ns, link_ns = stage.compute_ns, path.link_ns
         if choice.streamed:
-            source = feed(self._inventory, stage.device, tier)
             if source is None:
                 return None
             rate, link = source
+            window_ns = max(window_ns, duration_ns(choice.least_late_bytes, rate))
             transfer_ns = duration_ns(choice.least_streamed_bytes, rate)
-            early_ns = duration_ns(num_slots * choice.slot_bytes, rate)
-            window_ns = max(window_ns, transfer_ns - early_ns)
-            shared = bool(link)
-            link_ns = link_ns + transfer_ns if shared else max(link_ns, transfer_ns)
-            if tier is Residency.STREAM_HOST:
-                host_bytes += choice.streamed_bytes
-                node = node_of(self._inventory, stage.device.id)
-                if host_bytes > node.host_memory_bytes - node.host_reserve_bytes:
-                    return None
-        return _Path(
+            own = links.index(link)
+            busy_ns = path.link_ns[own] + transfer_ns if link else max(path.link_ns[own], transfer_ns)
+            link_ns = (*path.link_ns[:own], busy_ns, *path.link_ns[own + 1 :])
+        node_id = stage.device.id.partition("/")[0]
+        taken = host_bytes(stage, tier, choice.streamed_bytes)
+        extended = _Path(
             path_ns=path.path_ns + window_ns,
             link_ns=link_ns,
-            host_bytes=host_bytes,
+            host_bytes=tuple(
+                num_bytes + taken if node == node_id else num_bytes
+                for node, num_bytes in zip(self._nodes, path.host_bytes, strict=True)
+            ),
             stages=(*path.stages, stage),
         )
+        if extended.host_bytes[self._nodes.index(node_id)] <= self._host_limits[node_id]:
+            return extended
+        if tier is not Residency.RESIDENT:
+            # With less in host memory, hence more streamed, there might have been a way.
+            self._given_up.append(extended.bound_ns)
+        return None
 
     def _add(self, front: list[_Path], path: _Path) -> None:
         """Put `path` into `front` unless another beats it; drop those that it beats."""
@@ -163,23 +183,24 @@ class Solver:
         front[:] = [other for other in front if not path.beats(other)]
         front.append(path)
         if len(front) > MAX_FRONT:
-            self._exhaustive = False
-            front.sort(key=lambda other: max(other.path_ns, other.link_ns))
+            front.sort(key=lambda other: other.bound_ns)
+            self._given_up += [other.bound_ns for other in front[MAX_FRONT:]]
             del front[MAX_FRONT:]
 
     def _best(self, found: list[tuple[Residency, int, _Path]]) -> Placement:
         """Return the simulated best of the candidates with the smallest bounds."""
-        lower_bound = min(max(path.path_ns, path.link_ns) for _, _, path in found)
         arranged: list[Arranged] = []
         for tier, num_slots in sorted({(tier, slots) for tier, slots, _ in found}):
             paths = [path for own, slots, path in found if (own, slots) == (tier, num_slots)]
-            path = min(paths, key=lambda path: (max(path.path_ns, path.link_ns), path.path_ns))
+            path = min(paths, key=lambda path: (path.bound_ns, path.path_ns))
             arranged.append(self._arranger.arrange(path.stages, tier, num_slots))
         best = min(arranged, key=lambda one: one.rank)
+        lower_bound_ns = min([best.step_ns, *(path.bound_ns for _, _, path in found), *self._given_up])
+        is_exact = not self._given_up and best.is_exact
         return Placement(
             stages=best.stages,
             tier=best.tier,
             step_ns=best.step_ns,
-            lower_bound_ns=min(lower_bound, best.step_ns),
-            status=SolverStatus.OPTIMAL if self._exhaustive and best.is_exact else SolverStatus.WORK_LIMIT,
+            lower_bound_ns=lower_bound_ns,
+            status=SolverStatus.OPTIMAL if is_exact else SolverStatus.WORK_LIMIT,
         )

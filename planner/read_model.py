@@ -139,20 +139,29 @@ def _match(source: ModelSource, module: torch.nn.Module) -> CheckpointNames | No
             needed=f"every parameter of {type(module).__name__}",
             hint="another --class may fit the checkpoint, or a file of it is missing",
         )
-    wrong = []
     state = module.state_dict(keep_vars=True)
+    misfits = []
     for target, (name, *_) in names.sources.items():
-        wanted, found = tuple(state[target].shape), tuple(entries[name].shape)
-        if wanted != found:
-            wrong.append(f"{name} is {list(found)}, {target} needs {list(wanted)}")
-    if wrong:
+        wanted, found = state[target], entries[name]
+        if tuple(found.shape) != tuple(wanted.shape) or not _is_castable(found.dtype, wanted.dtype):
+            misfits.append(
+                f"{name} is {found.dtype} {list(found.shape)},"
+                f" {target} needs {short_dtype(wanted.dtype)} {list(wanted.shape)}"
+            )
+    if misfits:
         raise BayplanError(
-            "tensors of the checkpoint have other shapes than the model's",
+            "tensors of the checkpoint do not fit the model",
             where=source.label,
-            got="; ".join(wrong[:_SHOWN]) + (f"; {len(wrong)} in all" if len(wrong) > _SHOWN else ""),
+            got="; ".join(misfits[:_SHOWN]) + (f"; {len(misfits)} in all" if len(misfits) > _SHOWN else ""),
             hint="the config belongs to another checkpoint, or a shard does",
         )
     return names
+
+
+def _is_castable(stored: str, wanted: torch.dtype) -> bool:
+    """Return whether the executor can make one data type of the other: only precision may be lost."""
+    found = torch_dtype(stored)
+    return found == wanted or (found.is_floating_point and wanted.is_floating_point)
 
 
 def _identity(
@@ -202,14 +211,7 @@ def _scratch_bytes(source: ModelSource, graph: ModelGraph, names: CheckpointName
 
 
 def _name_warnings(names: CheckpointNames | None) -> tuple[str, ...]:
-    if names is None:
+    """Return what the plan itself does not say; tensors without a place are in it."""
+    if names is None or not names.default_buffers:
         return ()
-    warnings = []
-    if names.unexpected:
-        shown = ", ".join(folded_names(names.unexpected)[:_SHOWN])
-        warnings.append(f"not used: {len(names.unexpected)} tensors of the checkpoint ({shown})")
-    if names.default_buffers:
-        warnings.append(
-            f"computed, since the checkpoint lacks them: {', '.join(names.default_buffers[:_SHOWN])}"
-        )
-    return tuple(warnings)
+    return (f"computed, since the checkpoint lacks them: {', '.join(names.default_buffers[:_SHOWN])}",)

@@ -29,8 +29,8 @@ class StreamChoice(msgspec.Struct, frozen=True, kw_only=True):
     least_streamed_bytes: int
     """No choice for this budget streams less; equal to `streamed_bytes` where the search was exhaustive."""
     least_late_bytes: int
-    """Least that arrives while the blocks run, whatever the choice: the rest of the streamed bytes can wait in
-    the slots. Another choice than this one may have it: more bytes in all, but a larger slot."""
+    """Least that has to arrive while the blocks run, the rest being there before: of any choice and any number
+    of slots."""
 
 
 NOTHING_STREAMS = StreamChoice(
@@ -126,6 +126,9 @@ def least_streamed(
     streamed = dict(forced)
     for size, resident in zip(ordered[:num_eligible], fill.counts, strict=True):
         streamed[size] = streamed.get(size, 0) + sizes[size] - resident
+    if forced:
+        # More slots may come closer to this than the given number does.
+        least_late_bytes = free_bytes + forced_bytes - capacity_bytes
     return StreamChoice(
         streamed=tuple((size, count) for size, count in sorted(streamed.items()) if count),
         slot_bytes=slot_bytes,

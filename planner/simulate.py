@@ -7,16 +7,14 @@ start.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
-STEADY_STEPS = 3
-"""Steps in a row that take the same time before the pipeline counts as steady."""
-
 MAX_STEPS = 64
-"""Steps simulated at most until it is."""
+"""Steps simulated at most until one leaves everything as the one before it did."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +38,9 @@ class _Ring:
         self.num_slots = num_slots
         self.slot_free_ns: list[int | None] = [0] * num_slots
         self.issued = 0
-        self.done_ns: list[int] = []
+        self.visited = 0
+        self.done_ns: deque[int] = deque()
+        """When each block that has not been visited yet arrives."""
 
     def next_ready_ns(self) -> int | None:
         """Return when the next transfer's slot is free; None: its last block has not computed yet."""
@@ -61,9 +61,19 @@ class _Ring:
         """Return the link of the next transfer."""
         return self.transfers[self.issued % len(self.transfers)][1]
 
-    def release(self, number: int, now_ns: int) -> None:
-        """Free the slot of visit `number`, whose block has computed."""
-        self.slot_free_ns[self._slot(number)] = now_ns
+    def release(self, now_ns: int) -> None:
+        """Free the slot of the block that has just computed."""
+        self.slot_free_ns[self._slot(self.visited)] = now_ns
+        self.done_ns.popleft()
+        self.visited += 1
+
+    def state(self, now_ns: int) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Return arrivals and free slots, seen from now."""
+        used = self.slot_free_ns[: len(self.transfers)]
+        return (
+            tuple(done - now_ns for done in self.done_ns),
+            tuple(None if free is None else free - now_ns for free in used),
+        )
 
     def _slot(self, number: int) -> int:
         return number % len(self.transfers) % self.num_slots
@@ -77,10 +87,16 @@ def steady_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
         num_slots: Slots of each device that streams.
 
     Returns:
-        The time that several steps in a row take; the longest of the last ones if they keep alternating.
+        The time of every further step; the longest of the last ones if they keep alternating.
     """
     ends = step_ends_ns(visits, num_slots, MAX_STEPS)
-    return max(later - earlier for earlier, later in pairwise(ends[-STEADY_STEPS - 1 :]))
+    if len(ends) < MAX_STEPS:
+        return ends[-1] - ends[-2]
+    # A lead that the first steps have built up may last longer than we look, but not for ever.
+    loads: Counter[str] = Counter()
+    for visit in visits:
+        loads[visit.link] += visit.transfer_ns or 0
+    return max(*loads.values(), *(later - earlier for earlier, later in pairwise(ends[-5:])))
 
 
 def first_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
@@ -95,14 +111,17 @@ def step_ends_ns(visits: Sequence[Visit], num_slots: int, num_steps: int) -> lis
         visits: One step in execution order.
         num_slots: Slots of each device that streams.
         num_steps: Steps at most.
+
+    Returns:
+        Ends; where they are fewer than `num_steps`, every further step takes as long as the last one.
     """
     rings: dict[str, _Ring] = {}
     for visit in visits:
         if visit.transfer_ns is not None:
             rings.setdefault(visit.device, _Ring([], num_slots))
             rings[visit.device].transfers.append((visit.transfer_ns, visit.link))
-    numbers = dict.fromkeys(rings, 0)
     link_free_ns: dict[str, int] = {}
+    state: object = None
     now = 0
     ends: list[int] = []
     for _ in range(num_steps):
@@ -112,20 +131,19 @@ def step_ends_ns(visits: Sequence[Visit], num_slots: int, num_steps: int) -> lis
             if ring is None:
                 now += visit.compute_ns
                 continue
-            number = numbers[visit.device]
-            _issue_until(rings, link_free_ns, ring, number)
-            now = max(now, ring.done_ns[number]) + visit.compute_ns
-            ring.release(number, now)
-            numbers[visit.device] += 1
+            _issue_until(rings, link_free_ns, ring)
+            now = max(now, ring.done_ns[0]) + visit.compute_ns
+            ring.release(now)
         ends.append(now)
-        if _is_steady(ends):
+        before, state = state, _state(rings, link_free_ns, now)
+        if state == before:
             break
     return ends
 
 
-def _issue_until(rings: dict[str, _Ring], link_free_ns: dict[str, int], wanted: _Ring, number: int) -> None:
-    """Start transfers, earliest possible first, until visit `number` of `wanted` has its own."""
-    while wanted.issued <= number:
+def _issue_until(rings: dict[str, _Ring], link_free_ns: dict[str, int], wanted: _Ring) -> None:
+    """Start transfers, earliest possible first, until the next visit of `wanted` has its own."""
+    while not wanted.done_ns:
         ready = [
             (ring.next_ready_ns(), name) for name, ring in rings.items() if ring.next_ready_ns() is not None
         ]
@@ -135,6 +153,9 @@ def _issue_until(rings: dict[str, _Ring], link_free_ns: dict[str, int], wanted: 
         link_free_ns[link] = ring.issue(link_free_ns.get(link, 0))
 
 
-def _is_steady(ends: list[int]) -> bool:
-    steps = {later - earlier for earlier, later in pairwise(ends[-STEADY_STEPS - 1 :])}
-    return len(ends) > STEADY_STEPS and len(steps) == 1
+def _state(rings: dict[str, _Ring], link_free_ns: dict[str, int], now_ns: int) -> object:
+    """Return all that the next step depends on: two steps that end alike are followed by the same steps."""
+    return (
+        [ring.state(now_ns) for ring in rings.values()],
+        {link: free_ns - now_ns for link, free_ns in link_free_ns.items()},
+    )

@@ -15,7 +15,7 @@ from bayplan.planner.chain import Chain
 from bayplan.planner.constraints import Constraints
 from bayplan.planner.cost import compute_ns
 from bayplan.planner.margins import activation_bounds
-from bayplan.planner.residents import StreamChoice, least_streamed
+from bayplan.planner.residents import NOTHING_STREAMS, StreamChoice, least_streamed
 from bayplan.schemas.hardware import Device
 from bayplan.schemas.types import Objective
 
@@ -28,8 +28,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     compute_ns: int
     choice: StreamChoice
-    capacity_bytes: int
-    """Budget left for parameters that may stream and for slots."""
+    used_bytes: int
+    """Of the device, with this choice."""
 
 
 class Fixed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +64,22 @@ class StageSearch:
         self._num_slots = num_slots
         self._choices: dict[tuple[object, ...], StreamChoice | None] = {}
 
-    def stages(self, device: Device, budget_bytes: int, start: int) -> Iterator[Stage]:
-        """Yield every stage on `device` that begins at `start` and fits `budget_bytes`, shortest first."""
+    def stages(
+        self, device: Device, budget_bytes: int, start: int, *, is_last: bool = False
+    ) -> Iterator[Stage]:
+        """Yield every stage on `device` that begins at `start` and fits `budget_bytes`, shortest first.
+
+        Args:
+            device: Where it computes.
+            budget_bytes: For all that it needs there.
+            start: Position of its first block.
+            is_last: No device follows, so only a stage that reaches the end of the chain is of use.
+        """
         fixed_parameters = buffers = kv = activations = time = 0
         free: Counter[int] = Counter()
         forced: Counter[int] = Counter()
-        for stop in range(start + 1, len(self._chain) + 1):
+        end = len(self._chain)
+        for stop in range(start + 1, end + 1):
             index = stop - 1
             cost = self._chain.costs[index]
             if self._constraints.device[index] not in (None, device.id):
@@ -95,16 +105,21 @@ class StageSearch:
             capacity = budget_bytes - fixed.total
             if capacity < 0:
                 return
+            if is_last and stop < end:
+                continue
             choice = self._choice(free, forced, capacity)
-            if choice is not None:
-                yield Stage(
-                    device=device,
-                    start=start,
-                    stop=stop,
-                    compute_ns=time,
-                    choice=choice,
-                    capacity_bytes=capacity,
-                )
+            if choice is None:
+                return  # with more blocks it fits even less
+            weights = sum(size * count for sizes in (free, forced) for size, count in sizes.items())
+            slots = choice.num_slots * choice.slot_bytes
+            yield Stage(
+                device=device,
+                start=start,
+                stop=stop,
+                compute_ns=time,
+                choice=choice,
+                used_bytes=fixed.total + weights - choice.streamed_bytes + slots,
+            )
 
     def _replicas(self, start: int, index: int) -> int:
         """Return bytes of tied storages that block `index` uses and no block of the stage before it holds."""
@@ -117,7 +132,7 @@ class StageSearch:
     def _choice(self, free: Counter[int], forced: Counter[int], capacity: int) -> StreamChoice | None:
         if self._num_slots == 0:
             fits = not forced and sum(size * count for size, count in free.items()) <= capacity
-            return least_streamed(free, {}, capacity, 1) if fits else None
+            return NOTHING_STREAMS if fits else None
         key = (tuple(sorted(free.items())), tuple(sorted(forced.items())), capacity)
         if key not in self._choices:
             self._choices[key] = least_streamed(free, forced, capacity, self._num_slots)

@@ -257,6 +257,21 @@ def test_the_structs_of_the_plan_are_frozen_and_let_unknown_fields_pass() -> Non
         assert not struct.__struct_config__.forbid_unknown_fields, struct
 
 
+def test_executor_tests_do_not_plan() -> None:
+    """They start from plans that were written down: a fault of the planner must not hide another."""
+    support = {path.stem: path for path in (ROOT / "tests" / "support").glob("*.py")}
+    waiting = list((ROOT / "tests" / "executor").rglob("*.py"))
+    assert waiting
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in seen:
+            seen.add(path)
+            names = imported_names(Module(path.stem, path, ast.parse(path.read_text())))
+            assert not [name for name in names if f"{name}.".startswith("bayplan.planner.")], path
+            waiting += [support[name] for name in names if name in support]
+
+
 def test_test_modules_have_names_of_their_own() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
     twice = {name for name, count in Counter(path.name for path in files).items() if count > 1}

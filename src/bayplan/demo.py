@@ -167,7 +167,8 @@ def reference(plan: Plan, checkpoint: str) -> tuple[Outcome, int]:
     drop_cached(plan, folder)
     model_class = choose_class(load_config(folder), name=plan.model.class_name, folder=folder)
     start_ns = time.perf_counter_ns()
-    model = cast("nn.Module", model_class.from_pretrained(folder, dtype=torch_dtype(plan.model.dtype)).eval())
+    loaded_model = model_class.from_pretrained(folder, dtype=torch_dtype(plan.model.dtype))
+    model = cast("nn.Module", loaded_model).train(mode=False)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     load_ns = time.perf_counter_ns() - start_ns

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import save_llama
+from executor_models import save_llama
 
 
 @pytest.fixture(autouse=True)

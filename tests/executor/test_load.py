@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from executor_models import LAYERS, TOKENS, reference, save, save_llama
 from plan_maker import changed, make_plan
 from safetensors.torch import load_file, save_file
-from tiny_models import LAYERS, TOKENS, reference, save, save_llama
 from torch import nn
 from transformers import (
     BertConfig,

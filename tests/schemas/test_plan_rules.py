@@ -6,10 +6,9 @@ import ast
 import copy
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -21,6 +20,9 @@ from bayplan.schemas.errors import PlanFormatError
 from bayplan.schemas.plan import Plan
 from bayplan.schemas.plan_rules import plan_problems
 
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
 TREE: dict[str, Any] = json.loads(encode_plan(maximal_plan()))
 
 Place = tuple[str | int, ...]
@@ -31,7 +33,7 @@ def changed(*changes: tuple[Place, object]) -> Plan:
     tree = copy.deepcopy(TREE)
     for place, value in changes:
         *parents, last = place
-        node = tree
+        node: Any = tree
         for parent in parents:
             node = node[parent]
         node[last] = value
@@ -296,7 +298,7 @@ def test_a_plan_of_several_contradictions_is_refused_with_all_of_them() -> None:
 def test_every_rule_has_a_case() -> None:
     reported: set[int] = set()
 
-    def note_lines(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+    def note_lines(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         if frame.f_code.co_filename != plan_rules.__file__:
             return None
         if event == "line":

@@ -159,6 +159,7 @@ def _state(file: Path, config: LlamaConfig) -> dict[str, torch.Tensor]:
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
+    assert config.num_key_value_heads is not None
     heads = {
         "self_attn.q_proj": config.num_attention_heads,
         "self_attn.k_proj": config.num_key_value_heads,
@@ -166,8 +167,9 @@ def _state(file: Path, config: LlamaConfig) -> dict[str, torch.Tensor]:
     state = {}
     for tensor in GGUFReader(file).tensors:
         value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
-        layer, name = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", tensor.name).groups()
-        module = _MODULES[name]
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", tensor.name)
+        assert match is not None, tensor.name
+        layer, module = match[1], _MODULES[match[2]]
         if module in heads:
             # GGUF stores the two rotary halves of each head interleaved.
             value = value.view(heads[module], -1, 2, value.shape[-1]).transpose(1, 2).reshape(value.shape)

@@ -162,7 +162,7 @@ def _write(shard: Path, header: Header, data: bytes) -> None:
     _put(shard, len(text).to_bytes(_PREFIX_BYTES, "little") + text + data)
 
 
-def _put(shard: Path, data: bytes) -> None:
+def _put(shard: Path, data: bytes | bytearray) -> None:
     """Give `shard` other contents as a new file: somebody may have mapped the old one."""
     shard.unlink()
     shard.write_bytes(data)

@@ -78,7 +78,8 @@ def _save(
 ) -> Path:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model = model_class(config).to(dtype)
+        model = model_class(config)
+    model.to(dtype=dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=_shard_bytes(model, shards))
     saved = len(list(folder.glob("*.safetensors")))
@@ -89,7 +90,7 @@ def _save(
 def _shard_bytes(model: PreTrainedModel, shards: int) -> int:
     """Return the smallest file size at which the tensors, kept in order, take `shards` files."""
     state = model.state_dict()
-    total = sum(tensor.nbytes for tensor in state.values())
+    total: int = sum(tensor.nbytes for tensor in state.values())
     shard_bytes = total // shards
     while (
         len(split_torch_state_dict_into_shards(state, max_shard_size=shard_bytes).filename_to_tensors)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executor_models import LAYERS, TOKENS, reference, save, save_llama
+from plan_maker import make_plan
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from bayplan.executor import run as run_module
+from bayplan.executor.errors import ContextExceededError
+from bayplan.executor.run import digest_tensors, run_plan
+from bayplan.schemas.errors import BayplanError, UsageError
+
+PROMPTS = ("w3 w14 w15 w92", "w65 w35 w89", "w79 w32 w38 w46 w26")
+
+
+def save_tokenizer(folder: Path, *, size: int = 128, pad_token: str | None = "w0") -> None:
+    vocabulary = {f"w{number}": number for number in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad_token, eos_token="w2", unk_token="w1"
+    )
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with a tokenizer."""
+    folder = save_llama(tmp_path_factory.mktemp("speaker"))
+    save_tokenizer(folder)
+    return folder
+
+
+def expected_ids(folder: Path, prompt: str, num_new: int, **options: Any) -> list[int]:
+    model = reference(LlamaForCausalLM, folder)
+    ids = torch.tensor([[int(word[1:]) for word in prompt.split()]])
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_new, do_sample=False, **options
+    )
+    return list(made[0, ids.shape[1] :].tolist())
+
+
+@pytest.mark.parametrize("stream", [(), LAYERS])
+def test_prompts_one_at_a_time_give_the_tokens_of_transformers(
+    speaker: Path, stream: tuple[str, ...]
+) -> None:
+    plan = make_plan(speaker, stream=stream, batch=1)
+    result = run_plan(plan, speaker, prompts=PROMPTS, max_new_tokens=6)
+    expected = [expected_ids(speaker, prompt, 6) for prompt in PROMPTS]
+    assert [list(ids) for ids in result.report.token_ids] == expected
+    assert result.texts == tuple(
+        " ".join(f"w{token}" for token in ids if token not in (0, 2)) for ids in expected
+    )
+    assert result.report.honoured
+    assert result.report.measured.decode_ns is not None
+    assert result.outputs_digest is None
+
+
+def test_prompts_in_batches_are_padded_on_the_left(speaker: Path) -> None:
+    plan = make_plan(speaker, stream=LAYERS, batch=2)
+    result = run_plan(plan, speaker, prompts=PROMPTS, max_new_tokens=6)
+    assert [list(ids) for ids in result.report.token_ids] == [
+        expected_ids(speaker, prompt, 6) for prompt in PROMPTS
+    ]
+
+
+def test_tokens_after_the_end_are_left_out(speaker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(speaker, tmp_path / "copy"))
+    first, second, third = expected_ids(speaker, PROMPTS[0], 3)
+    assert len({first, second, third}) == 3
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [2, second]}))
+    plan = make_plan(folder, batch=2)
+    result = run_plan(plan, folder, prompts=PROMPTS[:2], max_new_tokens=6)
+    assert result.report.token_ids[0] == (first, second)
+    assert len(result.report.token_ids[1]) == 6
+
+
+def test_long_prompt_goes_in_chunks_as_planned(speaker: Path) -> None:
+    import msgspec
+    from plan_maker import changed
+
+    plan = make_plan(speaker, batch=1)
+    plan = changed(plan, workload=msgspec.structs.replace(plan.workload, prefill_chunk=2))
+    result = run_plan(plan, speaker, prompts=PROMPTS[:1], max_new_tokens=5)
+    assert list(result.report.token_ids[0]) == expected_ids(speaker, PROMPTS[0], 5, prefill_chunk_size=2)
+
+
+def test_tokenizer_without_padding_uses_its_end(speaker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(speaker, tmp_path / "copy"))
+    save_tokenizer(folder, pad_token=None)
+    result = run_plan(make_plan(folder, batch=3), folder, prompts=PROMPTS, max_new_tokens=4)
+    assert [list(ids) for ids in result.report.token_ids] == [
+        expected_ids(speaker, prompt, 4) for prompt in PROMPTS
+    ]
+
+
+def test_model_with_two_stacks_generates(tmp_path: Path) -> None:
+    config = T5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0,
+        decoder_start_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    save(T5ForConditionalGeneration, config, tmp_path)
+    save_tokenizer(tmp_path, size=64)
+    model = reference(T5ForConditionalGeneration, tmp_path)
+    ids = torch.tensor([[3, 14, 15]])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)[
+        0, 1:
+    ].tolist()
+    result = run_plan(make_plan(tmp_path, batch=1), tmp_path, prompts=["w3 w14 w15"], max_new_tokens=5)
+    assert list(result.report.token_ids[0]) == expected
+    with pytest.raises(ContextExceededError, match="more encoder positions than planned: got 3"):
+        run_plan(make_plan(tmp_path, context=2), tmp_path, prompts=["w3 w14 w15"], max_new_tokens=1)
+
+
+def test_prompts_of_a_model_that_does_not_generate(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    save(BertModel, config, tmp_path)
+    save_tokenizer(tmp_path, size=64)
+    model = reference(BertModel, tmp_path)
+    ids = torch.tensor([[3, 14, 15], [9, 26, 0], [5, 0, 0]])
+    result = run_plan(make_plan(tmp_path, batch=2), tmp_path, prompts=["w3 w14 w15", "w9 w26", "w5"])
+    with torch.no_grad():
+        expected = torch.cat(
+            [model(part, attention_mask=(part != 0).long()).last_hidden_state for part in (ids[:2], ids[2:])]
+        )
+    assert torch.equal(result.outputs["last_hidden_state"], expected)
+    assert result.outputs_digest == digest_tensors(result.outputs)
+    assert result.report.token_ids == ()
+    assert result.texts == ()
+
+
+def test_inputs_from_a_file(llama: Path, tmp_path: Path) -> None:
+    save_file({"input_ids": TOKENS}, tmp_path / "inputs.safetensors")
+    plan = make_plan(llama, stream=LAYERS)
+    result = run_plan(plan, llama, inputs=tmp_path / "inputs.safetensors")
+    with torch.no_grad():
+        expected = reference(LlamaForCausalLM, llama)(TOKENS, logits_to_keep=1).logits
+    assert torch.equal(result.outputs["logits"], expected)
+    assert result.report.measured.first_output_ns is not None
+
+
+def test_digest_of_tensors_tells_names_shapes_and_bits_apart() -> None:
+    base = {"a": torch.zeros(2, 3), "b": torch.ones(1)}
+    same = {"b": torch.ones(1), "a": torch.zeros(2, 3)}
+    assert digest_tensors(base) == digest_tensors(same)
+    others = [
+        {"a": torch.zeros(3, 2), "b": torch.ones(1)},
+        {"c": torch.zeros(2, 3), "b": torch.ones(1)},
+        {"a": torch.zeros(2, 3), "b": torch.ones(1, dtype=torch.float64)},
+        {"a": -torch.zeros(2, 3), "b": torch.ones(1)},
+    ]
+    assert len({digest_tensors(tensors) for tensors in [base, *others]}) == 5
+    assert digest_tensors({"s": torch.tensor(1.0)}).startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("options", "got"), [({}, "neither"), ({"prompts": ["w3"], "inputs": "x.safetensors"}, "both")]
+)
+def test_prompts_or_inputs(llama: Path, options: dict[str, Any], got: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        run_plan(make_plan(llama), llama, **options)
+    assert str(raised.value) == f"give prompts or inputs: got {got}, needed one of them"
+
+
+def test_nothing_to_generate(llama: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        run_plan(make_plan(llama), llama, prompts=["w3"], max_new_tokens=0)
+    assert str(raised.value) == "nothing to generate: got 0 new tokens, needed at least 1"
+
+
+def test_folder_without_a_tokenizer(llama: Path) -> None:
+    with pytest.raises(BayplanError) as raised:
+        run_plan(make_plan(llama), llama, prompts=["w3"])
+    assert raised.value.what == "no tokenizer for the prompts"
+    assert raised.value.where == str(llama)
+    assert raised.value.needed == "the tokenizer's files beside the weights"
+    assert raised.value.hint == "copy them there, or pass token ids with --inputs"
+
+
+def test_inputs_that_are_no_safetensors_file(llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "inputs.safetensors"
+    for got in ("FileNotFoundError: No such file or directory", "SafetensorError: "):
+        with pytest.raises(BayplanError) as raised:
+            run_plan(make_plan(llama), llama, inputs=path)
+        assert raised.value.what == "the inputs cannot be read"
+        assert raised.value.where == str(path)
+        assert raised.value.got.startswith(got)
+        assert raised.value.needed == "a safetensors file of named tensors"
+        path.write_bytes(b"x" * 20)
+
+
+def test_prompt_beyond_the_context_is_refused_before_loading(
+    speaker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "loaded", None)
+    with pytest.raises(ContextExceededError) as raised:
+        run_plan(make_plan(speaker, context=8), speaker, prompts=PROMPTS, max_new_tokens=5)
+    assert str(raised.value) == (
+        "more positions than planned: got 10, needed at most 8\nhint: plan again with --context 10"
+    )
