@@ -55,8 +55,9 @@ def load_model(
 ) -> nn.Module:
     """Return the planned model, its weights where the plan puts them, in eval mode.
 
-    A transformers model is an ordinary `PreTrainedModel`: `generate()` and pipelines work on it. Its
-    parameters do not require grad.
+    A transformers model is an ordinary `PreTrainedModel`: `generate()` and pipelines work on it. Where blocks
+    stream, a forward of your own needs `torch.inference_mode()` or `torch.no_grad()`: parameters require grad
+    as those of `from_pretrained` do, and gradients through a streamed block would be wrong.
 
     Args:
         plan: A plan, or the path of its file.

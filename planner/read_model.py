@@ -8,10 +8,10 @@ from __future__ import annotations
 import msgspec
 import torch
 import transformers
-from bayplan.planner.source import ModelSource, Progress, open_source
 
 from bayplan.planner.name_rules import folded_names
 from bayplan.planner.options import PlanOptions
+from bayplan.planner.source import ModelSource, Progress, open_source
 from bayplan.planner.trace import trace_model
 from bayplan.planner.workload import make_workload
 from bayplan.schemas.errors import BayplanError, UsageError
@@ -20,7 +20,7 @@ from bayplan.schemas.plan import CAST_SCRATCH_BYTES, GAP_SCRATCH_BYTES, Checkpoi
 from bayplan.schemas.types import FloatFormat, Fqn
 from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.checkpoint_names import CheckpointNames, match_names
-from bayplan.skeleton.config import choose_class, choose_dtype, load_config
+from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 
 FORMATS: dict[str, FloatFormat] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp64"}
@@ -71,6 +71,12 @@ def read_model(name: str, options: PlanOptions, progress: Progress | None = None
     )
     graph = trace_model(built.module, workload, no_split=options.no_split)
     names = _match(source, built.module)
+    if built.config is not None and quantization_method(built.config) is not None:
+        method = quantization_method(built.config)
+        warnings = (
+            *warnings,
+            f"planned in {built.dtype}: the config's own quantization ({method}) is not read",
+        )
     if not graph.traced:
         warnings = (*warnings, f"the order of blocks is the module tree's: {graph.trace_note}")
     return ReadModel(
@@ -108,6 +114,15 @@ def _build(source: ModelSource, options: PlanOptions) -> _Built:
         if options.format is not None
         else choose_dtype(config, source.first_shard_dtypes())
     )
+    method = quantization_method(config)
+    if method is not None and source.headers:
+        raise BayplanError(
+            "the checkpoint is quantized, which this version does not read",
+            where=source.label,
+            got=f"quantization method {method}",
+            needed="weights in floating point",
+            hint="plan for the unquantized checkpoint of the same model",
+        )
     module = build_model(
         config, model_class, dtype, folder=folder, trust_remote_code=options.trust_remote_code
     )

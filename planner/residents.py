@@ -6,6 +6,7 @@ only, neither devices nor order; `bayplan.planner.spacing` chooses the positions
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 import msgspec
@@ -19,7 +20,11 @@ reach."""
 
 
 class StreamChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """How many blocks of each size stream, and through how large a slot."""
+    """How many blocks of each size stream, and through how large a slot.
+
+    The fields that begin with `least` bound every choice for the same budget and slots from below, this one and
+    those that stream more through a larger slot.
+    """
 
     streamed: tuple[tuple[int, int], ...]
     """`(size, count)`, ascending, counts positive; empty: nothing streams."""
@@ -27,10 +32,10 @@ class StreamChoice(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     streamed_bytes: int
     least_streamed_bytes: int
-    """No choice for this budget streams less; equal to `streamed_bytes` where the search was exhaustive."""
+    """Equal to `streamed_bytes` where the search was exhaustive."""
+    least_streamed_blocks: int
     least_late_bytes: int
-    """Least that has to arrive while the blocks run, the rest being there before: of any choice and any number
-    of slots."""
+    """Bytes that arrive while the stage runs, since the slots hold no more than the others before it."""
 
 
 NOTHING_STREAMS = StreamChoice(
@@ -39,16 +44,9 @@ NOTHING_STREAMS = StreamChoice(
     num_slots=0,
     streamed_bytes=0,
     least_streamed_bytes=0,
+    least_streamed_blocks=0,
     least_late_bytes=0,
 )
-
-
-class _Fill(msgspec.Struct, frozen=True, kw_only=True):
-    """How full a room can be packed."""
-
-    total: int
-    counts: tuple[int, ...]
-    """Of each size added so far, in the order of adding."""
 
 
 class _Sums:
@@ -57,7 +55,17 @@ class _Sums:
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._sums: dict[int, tuple[int, ...]] = {0: ()}
+        self._ordered = [0]
         self.is_exhaustive = True
+
+    def fullest(self, room_bytes: int, size: int, count: int) -> tuple[int, tuple[int, ...]]:
+        """Return the largest sum within `room_bytes`, with up to `count` blocks of `size`, and how many of each."""
+        best, best_taken = -1, 0
+        for taken in range(min(count, room_bytes // size if size else 0) + 1):
+            below = self._ordered[bisect_right(self._ordered, room_bytes - taken * size) - 1]
+            if below + taken * size > best:
+                best, best_taken = below + taken * size, taken
+        return best, (*self._sums[best - best_taken * size], best_taken)
 
     def add(self, size: int, count: int) -> None:
         """Let up to `count` blocks of `size` take part."""
@@ -74,13 +82,9 @@ class _Sums:
             largest: dict[int, int] = {}
             for total in grown:
                 largest[total // width] = max(total, largest.get(total // width, 0))
-            grown = {total: grown[total] for total in (0, *sorted(largest.values()))}
+            grown = {total: grown[total] for total in (0, *largest.values())}
         self._sums = grown
-
-    def fullest(self, room_bytes: int) -> _Fill:
-        """Return the largest sum that `room_bytes` holds."""
-        total = max(total for total in self._sums if total <= room_bytes)
-        return _Fill(total=total, counts=self._sums[total])
+        self._ordered = sorted(grown)
 
 
 def least_streamed(
@@ -89,51 +93,49 @@ def least_streamed(
     """Return the choice that streams the fewest bytes, or None if none fits.
 
     Args:
-        sizes: Size in bytes -> number of blocks that may stream or stay.
+        sizes: Size in bytes, above zero -> number of blocks that may stream or stay.
         forced: Size in bytes -> number of blocks that must stream, not among `sizes`.
         capacity_bytes: For resident ones among `sizes` and the slots together.
         num_slots: Slots used if more blocks than that stream.
     """
     free_bytes = sum(size * count for size, count in sizes.items())
+    forced_bytes = sum(size * count for size, count in forced.items())
     if not forced and free_bytes <= capacity_bytes:
         return NOTHING_STREAMS
-    forced_bytes = sum(size * count for size, count in forced.items())
-    largest_forced = max(forced, default=0)
     sums = _Sums(capacity_bytes)
-    ordered: list[int] = []
-    kept_bytes = free_bytes
-    best: tuple[int, int, _Fill, int] | None = None
-    least_bytes = least_late_bytes = free_bytes + forced_bytes
+    eligible_bytes = 0
+    found: list[StreamChoice] = []
     for slot_bytes in sorted({*sizes, *forced}):
-        if slot_bytes in sizes:
-            sums.add(slot_bytes, sizes[slot_bytes])
-            ordered.append(slot_bytes)
-            kept_bytes -= slot_bytes * sizes[slot_bytes]
-        room_bytes = capacity_bytes - kept_bytes - num_slots * slot_bytes
-        if slot_bytes < largest_forced or room_bytes < 0:
-            continue
-        fill = sums.fullest(room_bytes)
-        unplaced_bytes = free_bytes + forced_bytes - kept_bytes
-        streamed_bytes = unplaced_bytes - fill.total
-        held_bytes = fill.total if sums.is_exhaustive else min(room_bytes, unplaced_bytes - forced_bytes)
-        least_bytes = min(least_bytes, unplaced_bytes - held_bytes)
-        least_late_bytes = min(least_late_bytes, unplaced_bytes - held_bytes - num_slots * slot_bytes)
-        if best is None or streamed_bytes < best[0]:
-            best = streamed_bytes, slot_bytes, fill, len(ordered)
-    if best is None:
+        count = sizes.get(slot_bytes, 0)
+        eligible_bytes += slot_bytes * count
+        room = capacity_bytes - (free_bytes - eligible_bytes) - num_slots * slot_bytes
+        if room >= 0 and slot_bytes >= max(forced, default=0):
+            # The slot is this large because a block of this size streams.
+            can_stay = count if slot_bytes in forced else count - 1
+            held_bytes, counts = sums.fullest(room, slot_bytes, can_stay)
+            streamed = dict(forced)
+            for size, resident in zip(sorted({*sizes, *forced}), counts, strict=False):
+                streamed[size] = streamed.get(size, 0) + sizes.get(size, 0) - resident
+            streamed_bytes = forced_bytes + eligible_bytes - held_bytes
+            most_bytes = min(room, eligible_bytes - slot_bytes * (count - can_stay))
+            least_bytes = streamed_bytes if sums.is_exhaustive else forced_bytes + eligible_bytes - most_bytes
+            found.append(
+                StreamChoice(
+                    streamed=tuple((size, count) for size, count in sorted(streamed.items()) if count),
+                    slot_bytes=slot_bytes,
+                    num_slots=min(num_slots, sum(streamed.values())),
+                    streamed_bytes=streamed_bytes,
+                    least_streamed_bytes=least_bytes,
+                    least_streamed_blocks=-(-least_bytes // slot_bytes) if slot_bytes else 0,
+                    least_late_bytes=max(0, least_bytes - num_slots * slot_bytes),
+                )
+            )
+        sums.add(slot_bytes, count)
+    if not found:
         return None
-    streamed_bytes, slot_bytes, fill, num_eligible = best
-    streamed = dict(forced)
-    for size, resident in zip(ordered[:num_eligible], fill.counts, strict=True):
-        streamed[size] = streamed.get(size, 0) + sizes[size] - resident
-    if forced:
-        # More slots may come closer to this than the given number does.
-        least_late_bytes = free_bytes + forced_bytes - capacity_bytes
-    return StreamChoice(
-        streamed=tuple((size, count) for size, count in sorted(streamed.items()) if count),
-        slot_bytes=slot_bytes,
-        num_slots=min(num_slots, sum(streamed.values())),
-        streamed_bytes=streamed_bytes,
-        least_streamed_bytes=least_bytes,
-        least_late_bytes=max(0, least_late_bytes),
+    return msgspec.structs.replace(
+        min(found, key=lambda choice: choice.streamed_bytes),
+        least_streamed_bytes=min(choice.least_streamed_bytes for choice in found),
+        least_streamed_blocks=min(choice.least_streamed_blocks for choice in found),
+        least_late_bytes=min(choice.least_late_bytes for choice in found),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from bayplan.planner.forwards import can_generate
@@ -17,7 +18,6 @@ from bayplan.schemas.graph import TensorRecord, Work
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
     from transformers import PreTrainedConfig
 
     from bayplan.planner.blocks import BlockSpec
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 # Config fields of caches that are not keys and values of every position in every layer.
 _OTHER_CACHE_FIELDS = (
+    "attention_chunk_size",
     "kv_lora_rank",
-    "layer_types",
     "layers_block_type",
+    "linear_num_key_heads",
     "mamba_d_state",
     "num_kv_shared_layers",
-    "sliding_window",
     "ssm_state_size",
     "state_size",
-    "linear_num_key_heads",
 )
 
 
@@ -74,12 +73,11 @@ def guess_figures(
     if can_generate(model):
         decode = {index: _work(tensors[index], workload.batch) for index in range(len(blocks))}
         assert isinstance(model, PreTrainedModel)
-        layers = [index for index, block in enumerate(blocks) if _is_layer(block)]
-        layer_bytes = _layer_kv_bytes(model.config, len(layers), workload)
-        if layer_bytes is None:
+        found = _kv_bytes(model.config, blocks, workload)
+        if found is None:
             note = "; the size of its cache is not known and counted as nothing"
         else:
-            kv_bytes = dict.fromkeys(layers, layer_bytes)
+            kv_bytes = found
     return Guess(
         prefill=prefill,
         decode=decode,
@@ -108,23 +106,26 @@ def _work(tensors: Sequence[TensorRecord], num_positions: int) -> Work:
     )
 
 
-def _is_layer(block: BlockSpec) -> bool:
-    """Return whether the block is a layer with a cache: its attention knows its own number."""
-    return any(isinstance(getattr(module, "layer_idx", None), int) for module in block.module.modules())
-
-
-def _layer_kv_bytes(config: PreTrainedConfig, num_layers: int, workload: Workload) -> int | None:
-    """Return the bytes of keys and values of one layer; None if layers may differ."""
+def _kv_bytes(
+    config: PreTrainedConfig, blocks: Sequence[BlockSpec], workload: Workload
+) -> dict[int, int] | None:
+    """Return the cache of each layer; None unless every layer keeps keys and values of all positions."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder or any(getattr(text, field, None) for field in _OTHER_CACHE_FIELDS):
         return None
-    num_heads = getattr(text, "num_attention_heads", None)
-    hidden_size = getattr(text, "hidden_size", None)
-    if not isinstance(num_heads, int) or not isinstance(hidden_size, int):
+    layer_types = getattr(text, "layer_types", None)
+    if layer_types is None and getattr(text, "sliding_window", None) is not None:
         return None
-    if getattr(text, "num_hidden_layers", None) != num_layers:
+    if layer_types is not None and set(layer_types) != {"full_attention"}:
         return None
-    num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
-    head_dim = getattr(text, "head_dim", None) or hidden_size // num_heads
     item_bytes = parse_dtype(workload.kv_dtype).num_bits // 8
-    return int(2 * workload.batch * workload.context * num_kv_heads * head_dim * item_bytes)
+    kv_bytes = {}
+    for index, block in enumerate(blocks):
+        widths = [
+            projection.out_features
+            for name, projection in block.module.named_modules()
+            if name.rpartition(".")[2] in ("k_proj", "v_proj") and isinstance(projection, nn.Linear)
+        ]
+        if len(widths) == 2:
+            kv_bytes[index] = workload.batch * workload.context * sum(widths) * item_bytes
+    return kv_bytes if len(kv_bytes) == getattr(text, "num_hidden_layers", None) else None

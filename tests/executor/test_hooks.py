@@ -24,12 +24,14 @@ def streamed(llama: Path) -> Any:
 
 
 def test_forward_with_grad_mode_on_but_nothing_to_differentiate(streamed: Any, llama: Path) -> None:
+    streamed.requires_grad_(False)
     assert torch.is_grad_enabled()
     expected = reference(LlamaForCausalLM, llama)(TOKENS).logits
     assert torch.equal(streamed(TOKENS).logits, expected)
 
 
 def test_input_that_requires_grad(streamed: Any) -> None:
+    streamed.requires_grad_(False)
     embedded = torch.zeros(1, 3, 64, requires_grad=True)
     with pytest.raises(GradientModeError) as raised:
         streamed(inputs_embeds=embedded)
@@ -44,6 +46,7 @@ def test_input_that_requires_grad(streamed: Any) -> None:
 
 
 def test_streamed_weight_that_requires_grad(streamed: Any) -> None:
+    streamed.requires_grad_(False)
     streamed.model.layers[3].mlp.up_proj.weight.requires_grad_(True)
     with pytest.raises(GradientModeError) as raised:
         streamed(TOKENS)
@@ -54,6 +57,7 @@ def test_streamed_weight_that_requires_grad(streamed: Any) -> None:
 
 
 def test_gradient_inside_a_nested_argument(streamed: Any) -> None:
+    streamed.requires_grad_(False)
     needs = torch.zeros(1, requires_grad=True)
     with pytest.raises(GradientModeError):
         streamed.model.layers[0](torch.zeros(1, 3, 64), position_embeddings=([{"a": needs}],))

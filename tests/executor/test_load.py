@@ -163,14 +163,25 @@ def test_model_that_does_not_generate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [(), LAYERS])
-def test_every_bound_tensor_is_aligned_and_needs_no_gradient(
+def test_every_bound_tensor_is_aligned_and_of_the_same_kind(
     sharded_llama: Path, stream: tuple[str, ...]
 ) -> None:
+    expected = dict(reference(LlamaForCausalLM, sharded_llama).named_parameters())
     with loaded(make_plan(sharded_llama, stream=stream), sharded_llama) as model:
         for fqn, tensor in [*model.named_parameters(), *model.named_buffers()]:
             assert tensor.data_ptr() % ALIGNMENT_BYTES == 0, fqn
-            assert not tensor.requires_grad, fqn
             assert not tensor.is_inference(), fqn
+        for fqn, param in model.named_parameters():
+            # Torch takes other kernels for weights that require no grad.
+            assert param.requires_grad == expected[fqn].requires_grad, fqn
+            assert type(param) is type(expected[fqn]), fqn
+
+
+def test_products_of_inputs_that_are_not_contiguous_have_the_same_bits(llama: Path) -> None:
+    expected = reference(LlamaForCausalLM, llama)
+    with loaded(make_plan(llama, stream=LAYERS), llama) as model, torch.no_grad():
+        for options in ({"logits_to_keep": 1}, {"logits_to_keep": 2}):
+            assert torch.equal(model(TOKENS, **options).logits, expected(TOKENS, **options).logits)
 
 
 def test_loading_in_inference_mode_gives_ordinary_tensors(llama: Path) -> None:

@@ -5,45 +5,37 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from executor_models import LAYERS, TOKENS, reference, save, save_llama
-from plan_maker import make_plan
+from plan_maker import changed, make_plan
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertModel,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
 )
+from word_tokenizer import add_tokenizer
 
 from bayplan.executor import run as run_module
 from bayplan.executor.errors import ContextExceededError
 from bayplan.executor.run import digest_tensors, run_plan
 from bayplan.schemas.errors import BayplanError, UsageError
 
-PROMPTS = ("w3 w14 w15 w92", "w65 w35 w89", "w79 w32 w38 w46 w26")
+PROMPTS = ("w4 w14 w15 w22", "w55 w35 w59", "w33 w32 w38 w46 w26")
 
 
-def save_tokenizer(folder: Path, *, size: int = 128, pad_token: str | None = "w0") -> None:
-    vocabulary = {f"w{number}": number for number in range(size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad_token, eos_token="w2", unk_token="w1"
-    )
-    fast.save_pretrained(folder)
+PROMPT_IDS = ([4, 14, 15, 22], [55, 35, 59], [33, 32, 38, 46, 26])
 
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with a tokenizer."""
     folder = save_llama(tmp_path_factory.mktemp("speaker"))
-    save_tokenizer(folder)
-    return folder
+    return add_tokenizer(folder)
 
 
 def expected_ids(folder: Path, prompt: str, num_new: int, **options: Any) -> list[int]:
@@ -92,9 +84,6 @@ def test_tokens_after_the_end_are_left_out(speaker: Path, tmp_path: Path) -> Non
 
 
 def test_long_prompt_goes_in_chunks_as_planned(speaker: Path) -> None:
-    import msgspec
-    from plan_maker import changed
-
     plan = make_plan(speaker, batch=1)
     plan = changed(plan, workload=msgspec.structs.replace(plan.workload, prefill_chunk=2))
     result = run_plan(plan, speaker, prompts=PROMPTS[:1], max_new_tokens=5)
@@ -103,7 +92,9 @@ def test_long_prompt_goes_in_chunks_as_planned(speaker: Path) -> None:
 
 def test_tokenizer_without_padding_uses_its_end(speaker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(speaker, tmp_path / "copy"))
-    save_tokenizer(folder, pad_token=None)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     result = run_plan(make_plan(folder, batch=3), folder, prompts=PROMPTS, max_new_tokens=4)
     assert [list(ids) for ids in result.report.token_ids] == [
         expected_ids(speaker, prompt, 4) for prompt in PROMPTS
@@ -116,16 +107,16 @@ def test_model_with_two_stacks_generates(tmp_path: Path) -> None:
         decoder_start_token_id=0, eos_token_id=2,
     )  # fmt: skip
     save(T5ForConditionalGeneration, config, tmp_path)
-    save_tokenizer(tmp_path, size=64)
+    add_tokenizer(tmp_path)
     model = reference(T5ForConditionalGeneration, tmp_path)
-    ids = torch.tensor([[3, 14, 15]])
+    ids = torch.tensor([[4, 14, 15]])
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False)[
         0, 1:
     ].tolist()
-    result = run_plan(make_plan(tmp_path, batch=1), tmp_path, prompts=["w3 w14 w15"], max_new_tokens=5)
+    result = run_plan(make_plan(tmp_path, batch=1), tmp_path, prompts=["w4 w14 w15"], max_new_tokens=5)
     assert list(result.report.token_ids[0]) == expected
     with pytest.raises(ContextExceededError, match="more encoder positions than planned: got 3"):
-        run_plan(make_plan(tmp_path, context=2), tmp_path, prompts=["w3 w14 w15"], max_new_tokens=1)
+        run_plan(make_plan(tmp_path, context=2), tmp_path, prompts=["w4 w14 w15"], max_new_tokens=1)
 
 
 def test_prompts_of_a_model_that_does_not_generate(tmp_path: Path) -> None:
@@ -133,10 +124,10 @@ def test_prompts_of_a_model_that_does_not_generate(tmp_path: Path) -> None:
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
     save(BertModel, config, tmp_path)
-    save_tokenizer(tmp_path, size=64)
+    add_tokenizer(tmp_path)
     model = reference(BertModel, tmp_path)
-    ids = torch.tensor([[3, 14, 15], [9, 26, 0], [5, 0, 0]])
-    result = run_plan(make_plan(tmp_path, batch=2), tmp_path, prompts=["w3 w14 w15", "w9 w26", "w5"])
+    ids = torch.tensor([[4, 14, 15], [9, 26, 0], [5, 0, 0]])
+    result = run_plan(make_plan(tmp_path, batch=2), tmp_path, prompts=["w4 w14 w15", "w9 w26", "w5"])
     with torch.no_grad():
         expected = torch.cat(
             [model(part, attention_mask=(part != 0).long()).last_hidden_state for part in (ids[:2], ids[2:])]

@@ -20,7 +20,7 @@ class Layer(nn.Module):
 
 
 class Declared(nn.Module):
-    _no_split_modules = ["Layer"]
+    _no_split_modules = ("Layer",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ def test_unknown_no_split_class() -> None:
     with pytest.raises(UsageError) as caught:
         partition(Declared(), no_split=("Layr", "Layer"))
     assert str(caught.value) == (
-        "--no-split: no module of the model has this class: got Layr, needed one of Layer, LayerNorm, Linear, "
-        "ModuleDict, ReLU, Sequential\n"
+        "--no-split: no module of the model has this class: got Layr, needed one of Layer, LayerNorm, "
+        "Linear, ModuleDict, ReLU, Sequential\n"
         "hint: class names are case-sensitive and the model's own class cannot be kept whole"
     )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tiny_models import VISION, build
+from tiny_models import build
 
 from bayplan.planner.inputs import Attempt, UnknownInputsError, attempts, make_inputs
 
@@ -81,10 +81,9 @@ def test_unknown_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == "the shape of its input smells is not known"
 
 
-def test_unknown_size() -> None:
-    with torch.device("meta"):
-        model = transformers.ViTModel(transformers.ViTConfig(**VISION))
-    model.config.image_size = {"longest_edge": 16}
+def test_unknown_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    monkeypatch.setattr(type(model), "main_input_name", "input_features", raising=False)
     with pytest.raises(UnknownInputsError) as caught:
         make_inputs(model, PLAIN, batch=1, num_tokens=1)
-    assert str(caught.value) == "its config does not tell the shape of its input pixel_values"
+    assert str(caught.value) == "its config does not tell the shape of its input input_features"

@@ -79,9 +79,8 @@ def real_cache_bytes(model: PreTrainedModel, num_tokens: int, *, batch: int = 1)
     """Bytes of a real cache, layer by layer, by the names of transformers' own cache layers."""
     with torch.no_grad():
         output = model(**real_inputs(model, num_tokens, batch=batch), use_cache=True)
-    cache = next(
-        output[name] for name in ("cache", "past_key_values", "cache_params") if name in output.keys()
-    )  # noqa: SIM118
+    names = list(output.keys())
+    cache = next(output[name] for name in ("cache", "past_key_values", "cache_params") if name in names)
     total = 0
     for layer in layers_of(cache):
         for value in vars(layer).values():
