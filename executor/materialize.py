@@ -170,8 +170,8 @@ def _resident(layout: Layout, sources: TensorSources) -> tuple[PlacedTensor, ...
 def _parameter_like(parameter: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """Return a parameter over `data` with the class and attributes of a meta parameter."""
     with torch.inference_mode(mode=False):
-        # Whether it requires grad decides, even without a gradient, which product kernel torch takes for inputs
-        # that are not contiguous, and so the last bits.
+        # Whether it requires grad decides, even without a gradient, which kernel torch takes for inputs that
+        # are not contiguous, and so the last bits.
         made = torch.Tensor._make_subclass(type(parameter), data, parameter.requires_grad)
     made.__dict__.update(parameter.__dict__)
     return made

@@ -93,31 +93,33 @@ def run_plan(
     check_runnable(opened, trust_remote_code=trust_remote_code)
     folder = open_checkpoint(opened, checkpoint).folder
     texts = Prompts(folder, trust_remote_code=trust_remote_code) if prompts else None
-    generates = opened.model.generates and texts is not None
-    batch = opened.workload.batch
     if texts is None:
         groups = [_read_inputs(Path(inputs or ""))]
-    elif generates:
-        groups = texts.groups_to_generate(prompts, batch)
+    elif opened.model.generates:
+        groups = texts.groups_to_generate(prompts, opened.workload.batch)
         _check_lengths(opened.workload, groups, max_new_tokens)
     else:
-        groups = texts.groups_to_embed(prompts, batch)
+        groups = texts.groups_to_embed(prompts, opened.workload.batch)
     with (
         loaded(opened, folder, on=on, trust_remote_code=trust_remote_code, progress=progress) as model,
         state_of(model).memory.sampling(),
         torch.inference_mode(),
     ):
-        if texts is not None and generates:
-            token_ids = [
-                ids
-                for group in groups
-                for ids in generate(
-                    model, group, opened.workload, max_new_tokens, pad_token_id=texts.pad_token_id
-                )
-            ]
-            return RunResult(report=report(model, token_ids=token_ids), texts=texts.decode(token_ids))
+        if texts is not None and opened.model.generates:
+            return _continued(model, opened.workload, texts, groups, max_new_tokens)
         outputs = _joined([forward(model, group, opened.workload) for group in groups])
         return RunResult(report=report(model), outputs=outputs, outputs_digest=digest_tensors(outputs))
+
+
+def _continued(
+    model: nn.Module, workload: Workload, texts: Prompts, groups: list[ModelInputs], max_new_tokens: int
+) -> RunResult:
+    token_ids = [
+        ids
+        for group in groups
+        for ids in generate(model, group, workload, max_new_tokens, pad_token_id=texts.pad_token_id)
+    ]
+    return RunResult(report=report(model, token_ids=token_ids), texts=texts.decode(token_ids))
 
 
 class _Generating(Protocol):

@@ -142,19 +142,16 @@ class Arranger:
     def _free_sizes(self, stage: Stage) -> dict[int, int]:
         sizes: dict[int, int] = {}
         for index in range(stage.start, stage.stop):
-            if self._may_stream(index):
+            if self._constraints.may_stream(self._chain, index):
                 size = self._chain.costs[index].parameter_bytes
                 sizes[size] = sizes.get(size, 0) + 1
         return sizes
-
-    def _may_stream(self, index: int) -> bool:
-        return not self._constraints.must_stay[index] and self._chain.costs[index].parameter_bytes > 0
 
     def _positions(self, stage: Stage, choice: StreamChoice, phase: int) -> tuple[int, ...]:
         indices = range(stage.start, stage.stop)
         chosen = evenly_spaced(
             [self._chain.costs[index].parameter_bytes for index in indices],
-            [self._may_stream(index) for index in indices],
+            [self._constraints.may_stream(self._chain, index) for index in indices],
             [self._constraints.must_stream[index] for index in indices],
             dict(choice.streamed),
             phase,

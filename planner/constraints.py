@@ -27,6 +27,12 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[Residency, ...] = STREAM_TIERS
     """Where streamed blocks may wait."""
 
+    def may_stream(self, chain: Chain, index: int) -> bool:
+        """Whether the block at `index` can stream; without parameters there is nothing to bring in."""
+        if self.must_stream[index]:
+            return True
+        return not self.must_stay[index] and chain.costs[index].parameter_bytes > 0
+
 
 def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constraints:
     """Return the constraints on `chain`; of several pins on a block, the last one that says something holds.

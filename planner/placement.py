@@ -8,6 +8,7 @@ streamed from one tier through one to three slots. What fits is never streamed. 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import le
 
 import msgspec
 
@@ -15,7 +16,7 @@ from bayplan.planner.arrange import Arranged, Arranger, PlacedStage
 from bayplan.planner.chain import Chain
 from bayplan.planner.constraints import Constraints
 from bayplan.planner.cost import duration_ns, feed, hop_ns, output_bytes
-from bayplan.planner.host_memory import host_bytes, host_limits
+from bayplan.planner.host_memory import host_bytes, host_limits, lies_in_host_memory
 from bayplan.planner.stages import Stage, StageSearch
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.types import DeviceId, Objective, Residency, SolverStatus
@@ -26,6 +27,10 @@ bound with two; a third evens out unequal ones."""
 
 MAX_FRONT = 256
 """Path and link times kept per state at most; more than a handful needs many streaming devices."""
+
+
+MAX_SIMULATED = 8
+"""Placements simulated at most per tier and number of slots, those with the smallest bounds."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +50,13 @@ class _Path(msgspec.Struct, frozen=True, kw_only=True):
 
     path_ns: int
     link_ns: tuple[int, ...]
-    """Per link the time of its transfers; first the longest of those that one device has to itself."""
+    """Time of the transfers per shared link; first the longest time of the transfers of one device."""
     host_bytes: tuple[int, ...]
     """Per node."""
     stages: tuple[Stage, ...]
+
+    measures: tuple[int, ...]
+    """All of the above in a row."""
 
     @property
     def bound_ns(self) -> int:
@@ -57,11 +65,19 @@ class _Path(msgspec.Struct, frozen=True, kw_only=True):
 
     def beats(self, other: _Path) -> bool:
         """Whether it is at least as good in every respect."""
-        return (
-            self.path_ns <= other.path_ns
-            and all(own <= theirs for own, theirs in zip(self.link_ns, other.link_ns, strict=True))
-            and all(own <= theirs for own, theirs in zip(self.host_bytes, other.host_bytes, strict=True))
-        )
+        return all(map(le, self.measures, other.measures))
+
+
+def _make_path(
+    path_ns: int, link_ns: tuple[int, ...], host_bytes: tuple[int, ...], stages: tuple[Stage, ...]
+) -> _Path:
+    return _Path(
+        path_ns=path_ns,
+        link_ns=link_ns,
+        host_bytes=host_bytes,
+        stages=stages,
+        measures=(path_ns, *link_ns, *host_bytes),
+    )
 
 
 class Solver:
@@ -82,8 +98,13 @@ class Solver:
         self._constraints = constraints
         self._phase = phase
         self._arranger = Arranger(chain, inventory, constraints, phase)
-        self._host_limits = host_limits(inventory, budgets)
-        self._nodes = list(self._host_limits)
+        limits = host_limits(inventory, budgets)
+        most = sum(cost.parameter_bytes for cost in chain.costs) + sum(
+            budgets[device.id] for device in inventory.devices if lies_in_host_memory(device)
+        )
+        self._nodes = [node for node, limit in limits.items() if limit < most]
+        """Those whose host memory may be too small."""
+        self._host_limits = tuple(limits[node] for node in self._nodes)
         self._given_up: list[int] = []
         """Bounds of partial placements that were left without a proof that others are better."""
 
@@ -109,7 +130,7 @@ class Solver:
         end = len(self._chain)
         feeds = {device.id: feed(self._inventory, device, tier) for device in self._devices}
         links = ["", *sorted({source[1] for source in feeds.values() if source is not None} - {""})]
-        empty = _Path(path_ns=0, link_ns=(0,) * len(links), host_bytes=(0,) * len(self._nodes), stages=())
+        empty = _make_path(0, (0,) * len(links), (0,) * len(self._nodes), ())
         fronts: list[dict[int, list[_Path]]] = []
         for number, device in enumerate(self._devices):
             front: dict[int, list[_Path]] = {}
@@ -140,7 +161,9 @@ class Solver:
             if hop is None:
                 continue
             for path in front.get(start, []):
-                self._add(arriving, msgspec.structs.replace(path, path_ns=path.path_ns + hop))
+                self._add(
+                    arriving, _make_path(path.path_ns + hop, path.link_ns, path.host_bytes, path.stages)
+                )
         return arriving
 
     def _extended(
@@ -153,23 +176,21 @@ class Solver:
             if source is None:
                 return None
             rate, link = source
-            window_ns = max(window_ns, duration_ns(choice.least_late_bytes, rate))
+            window_ns = max(window_ns, duration_ns(choice.least_late_bytes, rate) + stage.serial_ns)
             transfer_ns = duration_ns(choice.least_streamed_bytes, rate)
-            own = links.index(link)
-            busy_ns = path.link_ns[own] + transfer_ns if link else max(path.link_ns[own], transfer_ns)
-            link_ns = (*path.link_ns[:own], busy_ns, *path.link_ns[own + 1 :])
-        node_id = stage.device.id.partition("/")[0]
+            busy_ns = [*link_ns]
+            busy_ns[0] = max(busy_ns[0], transfer_ns + stage.serial_ns)
+            if link:
+                busy_ns[links.index(link)] += transfer_ns
+            link_ns = tuple(busy_ns)
+        held = path.host_bytes
         taken = host_bytes(stage, tier, choice.streamed_bytes)
-        extended = _Path(
-            path_ns=path.path_ns + window_ns,
-            link_ns=link_ns,
-            host_bytes=tuple(
-                num_bytes + taken if node == node_id else num_bytes
-                for node, num_bytes in zip(self._nodes, path.host_bytes, strict=True)
-            ),
-            stages=(*path.stages, stage),
-        )
-        if extended.host_bytes[self._nodes.index(node_id)] <= self._host_limits[node_id]:
+        node_id = stage.device.id.partition("/")[0]
+        if taken and node_id in self._nodes:
+            node = self._nodes.index(node_id)
+            held = (*held[:node], held[node] + taken, *held[node + 1 :])
+        extended = _make_path(path.path_ns + window_ns, link_ns, held, (*path.stages, stage))
+        if all(map(le, held, self._host_limits)):
             return extended
         if tier is not Residency.RESIDENT:
             # With less in host memory, hence more streamed, there might have been a way.
@@ -192,8 +213,9 @@ class Solver:
         arranged: list[Arranged] = []
         for tier, num_slots in sorted({(tier, slots) for tier, slots, _ in found}):
             paths = [path for own, slots, path in found if (own, slots) == (tier, num_slots)]
-            path = min(paths, key=lambda path: (path.bound_ns, path.path_ns))
-            arranged.append(self._arranger.arrange(path.stages, tier, num_slots))
+            paths.sort(key=lambda path: (path.bound_ns, path.path_ns))
+            for path in paths[:MAX_SIMULATED]:
+                arranged.append(self._arranger.arrange(path.stages, tier, num_slots))
         best = min(arranged, key=lambda one: one.rank)
         lower_bound_ns = min([best.step_ns, *(path.bound_ns for _, _, path in found), *self._given_up])
         is_exact = not self._given_up and best.is_exact

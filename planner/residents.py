@@ -22,8 +22,8 @@ reach."""
 class StreamChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How many blocks of each size stream, and through how large a slot.
 
-    The fields that begin with `least` bound every choice for the same budget and slots from below, this one and
-    those that stream more through a larger slot.
+    The fields that begin with `least` hold for every choice with the same budget and number of slots, this one
+    and those that stream more through a larger slot.
     """
 
     streamed: tuple[tuple[int, int], ...]
@@ -59,7 +59,13 @@ class _Sums:
         self.is_exhaustive = True
 
     def fullest(self, room_bytes: int, size: int, count: int) -> tuple[int, tuple[int, ...]]:
-        """Return the largest sum within `room_bytes`, with up to `count` blocks of `size`, and how many of each."""
+        """Return the largest sum within `room_bytes` and how many of each size make it.
+
+        Args:
+            room_bytes: Upper limit.
+            size: Of blocks that have not been added yet.
+            count: How many of these may take part.
+        """
         best, best_taken = -1, 0
         for taken in range(min(count, room_bytes // size if size else 0) + 1):
             below = self._ordered[bisect_right(self._ordered, room_bytes - taken * size) - 1]
@@ -127,7 +133,7 @@ def least_streamed(
                     streamed_bytes=streamed_bytes,
                     least_streamed_bytes=least_bytes,
                     least_streamed_blocks=-(-least_bytes // slot_bytes) if slot_bytes else 0,
-                    least_late_bytes=max(0, least_bytes - num_slots * slot_bytes),
+                    least_late_bytes=max(0, least_bytes - _early_bytes(sizes, forced, num_slots, slot_bytes)),
                 )
             )
         sums.add(slot_bytes, count)
@@ -139,3 +145,14 @@ def least_streamed(
         least_streamed_blocks=min(choice.least_streamed_blocks for choice in found),
         least_late_bytes=min(choice.least_late_bytes for choice in found),
     )
+
+
+def _early_bytes(sizes: Mapping[int, int], forced: Mapping[int, int], num_slots: int, slot_bytes: int) -> int:
+    """Return the most that the slots can hold before a stage begins: the largest of its blocks that fit."""
+    early_bytes = 0
+    for size in sorted({*sizes, *forced}, reverse=True):
+        if size <= slot_bytes:
+            count = min(num_slots, sizes.get(size, 0) + forced.get(size, 0))
+            early_bytes += size * count
+            num_slots -= count
+    return early_bytes

@@ -28,6 +28,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     compute_ns: int
     choice: StreamChoice
+    serial_ns: int
+    """Computing that no transfer overlaps: with a single slot, that of the streamed blocks."""
     used_bytes: int
     """Of the device, with this choice."""
 
@@ -79,22 +81,26 @@ class StageSearch:
         free: Counter[int] = Counter()
         forced: Counter[int] = Counter()
         end = len(self._chain)
+        least_visit: int | None = None
         for stop in range(start + 1, end + 1):
             index = stop - 1
             cost = self._chain.costs[index]
             if self._constraints.device[index] not in (None, device.id):
                 return
-            time += compute_ns(cost, device, self._phase)
+            visit = compute_ns(cost, device, self._phase)
+            time += visit
             buffers += cost.buffer_bytes
             kv += cost.kv_bytes
             activations = max(activations, cost.prefill_activation_bytes, cost.decode_activation_bytes)
             fixed_parameters += self._replicas(start, index)
+            if self._constraints.may_stream(self._chain, index):
+                least_visit = visit if least_visit is None else min(visit, least_visit)
             if self._constraints.must_stream[index]:
                 forced[cost.parameter_bytes] += 1
-            elif self._constraints.must_stay[index] or not cost.parameter_bytes:
-                fixed_parameters += cost.parameter_bytes
-            else:
+            elif self._constraints.may_stream(self._chain, index):
                 free[cost.parameter_bytes] += 1
+            else:
+                fixed_parameters += cost.parameter_bytes
             fixed = Fixed(
                 parameter_bytes=fixed_parameters,
                 buffer_bytes=buffers,
@@ -118,6 +124,7 @@ class StageSearch:
                 stop=stop,
                 compute_ns=time,
                 choice=choice,
+                serial_ns=choice.least_streamed_blocks * (least_visit or 0) if self._num_slots == 1 else 0,
                 used_bytes=fixed.total + weights - choice.streamed_bytes + slots,
             )
 

@@ -99,6 +99,7 @@ def test_compiled_block_gives_the_same(streamed: Any) -> None:
             assert torch.equal(streamed(TOKENS).logits, expected)
 
 
+@pytest.mark.slow
 def test_whole_model_compiled_gives_the_same(streamed: Any) -> None:
     with torch.no_grad():
         expected = streamed(TOKENS).logits

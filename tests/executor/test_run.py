@@ -34,7 +34,7 @@ PROMPT_IDS = ([4, 14, 15, 22], [55, 35, 59], [33, 32, 38, 46, 26])
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with a tokenizer."""
-    folder = save_llama(tmp_path_factory.mktemp("speaker"))
+    folder = save_llama(tmp_path_factory.mktemp("speaker"), vocab_size=64)
     return add_tokenizer(folder)
 
 
@@ -55,9 +55,7 @@ def test_prompts_one_at_a_time_give_the_tokens_of_transformers(
     result = run_plan(plan, speaker, prompts=PROMPTS, max_new_tokens=6)
     expected = [expected_ids(speaker, prompt, 6) for prompt in PROMPTS]
     assert [list(ids) for ids in result.report.token_ids] == expected
-    assert result.texts == tuple(
-        " ".join(f"w{token}" for token in ids if token not in (0, 2)) for ids in expected
-    )
+    assert result.texts == tuple(" ".join(f"w{token}" for token in ids if token > 3) for ids in expected)
     assert result.report.honoured
     assert result.report.measured.decode_ns is not None
     assert result.outputs_digest is None

@@ -1,30 +1,19 @@
-"""Calls of the command line, in this process or in one of its own, and machines to plan for."""
+"""The command line in this process, tiny checkpoints with a tokenizer, and a machine to plan for."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
+from command_line import Cli, Done
+from tiny_checkpoints import tiny_llama
+from word_tokenizer import add_tokenizer
 
 from bayplan.commands.app import run_command_line
-
-
-class Done(NamedTuple):
-    """What a call of the command line left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-Bayplan = Callable[..., Done]
-"""Takes the words after `bayplan`; paths and numbers are turned into text."""
+from bayplan.planner.declare import declare_inventory
+from bayplan.schemas.codec import encode_inventory
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +27,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def bayplan(capsys: pytest.CaptureFixture[str]) -> Bayplan:
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Call the command line in this process."""
 
     def call(*words: object) -> Done:
@@ -49,19 +38,15 @@ def bayplan(capsys: pytest.CaptureFixture[str]) -> Bayplan:
     return call
 
 
-@pytest.fixture
-def bayplan_process() -> Bayplan:
-    """Call the command line in a process of its own."""
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in two shards, with a tokenizer of the words `w4` to `w63`. To be read only."""
+    return add_tokenizer(tiny_llama(tmp_path_factory.mktemp("checkpoint") / "llama", shards=2))
 
-    def call(*words: object, cwd: Path | None = None, **environment: str) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-m", "bayplan", *(str(word) for word in words)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=cwd,
-            env=os.environ | environment,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
 
-    return call
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inventory of a declared machine, so that messages do not depend on the one that tests run on."""
+    path = tmp_path_factory.mktemp("inventory") / "machine.json"
+    path.write_bytes(encode_inventory(declare_inventory(cpu="epyc-9354", host_memory="64GiB", disk="3GB/s")))
+    return path

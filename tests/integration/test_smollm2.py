@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from command_line import Cli, in_own_process
 from references import CAPITAL, ONCE, SMOLLM2_NUM_LAYERS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import bayplan as package
+import bayplan
 from bayplan.planner.declare import declare_inventory
 from bayplan.schemas.codec import read_plan
+
+pytestmark = pytest.mark.slow
 
 CONTEXT = 128
 BUDGETS = {"smollm2_fp32": "170MiB", "smollm2_bf16": "90MiB", "smollm2_sharded": "90MiB"}
@@ -31,12 +35,12 @@ class Planned(NamedTuple):
 
 
 @pytest.fixture
-def planned(fixture: str, way: str, request: pytest.FixtureRequest, tmp_path: Path, bayplan: Any) -> Planned:
+def planned(fixture: str, way: str, request: pytest.FixtureRequest, tmp_path: Path, cli: Cli) -> Planned:
     """Plan by the command line; check that the plan is of the kind that the test is about."""
     checkpoint = request.getfixturevalue(fixture)
     plan = tmp_path / "plan.json"
     budget = ["--no-spill"] if way == "resident" else ["--max-memory", f"cpu={BUDGETS[fixture]}"]
-    done = bayplan("plan", checkpoint, *budget, "--context", CONTEXT, "-o", plan)
+    done = cli("plan", checkpoint, *budget, "--context", CONTEXT, "-o", plan)
     assert (done.code, done.err) == (0, f"wrote {plan}\n")
     streamed = [block["id"] for block in json.loads(plan.read_text())["blocks"] if is_streamed(block)]
     if way == "resident":
@@ -54,10 +58,10 @@ def is_streamed(block: dict[str, Any]) -> bool:
 @WAYS
 @CHECKPOINTS
 def test_the_command_line_gives_the_reference_tokens(
-    planned: Planned, way: str, tmp_path: Path, bayplan: Any
+    planned: Planned, way: str, tmp_path: Path, cli: Cli
 ) -> None:
     report_file = tmp_path / "report.json"
-    done = bayplan(
+    done = cli(
         *("run", planned.plan, "--checkpoint", planned.checkpoint),
         *("--prompt", CAPITAL.prompt, ONCE.prompt, "--max-new-tokens", 20, "--report", report_file),
     )
@@ -75,30 +79,29 @@ def test_the_command_line_gives_the_reference_tokens(
     # Every forward brings in every streamed layer, one prefill and 19 steps for each prompt.
     visits = {block["visits"] for block in report["blocks"] if is_streamed(block)}
     assert visits == (set() if way == "resident" else {40})
-    for device, peak_bytes in report["measured"]["peak_bytes"].items():
-        assert peak_bytes <= report["predicted"]["peak_bytes"][device]
 
 
 @WAYS
 @CHECKPOINTS
 def test_from_python_logits_and_tokens_are_those_of_transformers(planned: Planned) -> None:
-    expected = logits_and_tokens(reference(planned.checkpoint))
-    model = package.load_model(planned.plan, planned.checkpoint)
+    expected = expected_of(planned.checkpoint)
+    model = bayplan.load_model(planned.plan, planned.checkpoint)
     found = logits_and_tokens(model)
-    report = package.report(model)
-    package.release(model)
+    report = bayplan.report(model)
+    bayplan.release(model)
     assert found[0].dtype == expected[0].dtype
     assert torch.equal(found[0], expected[0])
     assert found[1] == expected[1] == CAPITAL.token_ids
     assert (report.plan_digest, report.honoured) == (read_plan(planned.plan).plan.digest, True)
 
 
-def reference(checkpoint: Path) -> torch.nn.Module:
-    """Return the model of transformers with aligned parameters, without which equality is not defined."""
+@functools.cache
+def expected_of(checkpoint: Path) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return what transformers' own model gives, its parameters aligned: else equality is not defined."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
-    return model
+    return logits_and_tokens(model)
 
 
 def logits_and_tokens(model: torch.nn.Module) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -112,25 +115,27 @@ def logits_and_tokens(model: torch.nn.Module) -> tuple[torch.Tensor, tuple[int, 
 
 
 @pytest.mark.parametrize(("fixture", "way"), [("smollm2_bf16", "streaming")])
-def test_a_process_of_its_own_gives_them_too(planned: Planned, tmp_path: Path, bayplan_process: Any) -> None:
+def test_a_process_of_its_own_gives_them_too(planned: Planned, tmp_path: Path) -> None:
     """The other tests share one interpreter with the planner; here only the plan's file is handed over."""
     report = tmp_path / "report.json"
-    done = bayplan_process(
+    done = in_own_process(
         *("run", planned.plan.name, "--checkpoint", planned.checkpoint, "--prompt", CAPITAL.prompt),
         *("--max-new-tokens", 20, "--report", report),
         cwd=planned.plan.parent,
     )
     assert done.code == 0, done.err
-    assert json.loads(report.read_text())["token_ids"] == [list(CAPITAL.token_ids)]
+    written = json.loads(report.read_text())
+    assert written["token_ids"] == [list(CAPITAL.token_ids)]
+    assert written["measured"]["peak_bytes"].keys() == written["predicted"]["peak_bytes"].keys() != set()
+    for device, peak_bytes in written["measured"]["peak_bytes"].items():
+        assert peak_bytes <= written["predicted"]["peak_bytes"][device]
 
 
 def test_a_plan_made_for_another_machine_runs_here(smollm2_bf16: Path, tmp_path: Path) -> None:
-    """Planned for a declared server, without its weights being opened; what runs here is bit for bit the same."""
+    """Planned for a declared server, whose speed and memory are not this machine's."""
     inventory = declare_inventory(cpu="epyc-9354", host_memory="8GiB", disk="3GB/s")
-    plan = package.plan_model(
-        smollm2_bf16, inventory=inventory, max_memory=("cpu=90MiB",), context=CONTEXT
-    )
-    (tmp_path / "plan.json").write_bytes(package.encode_plan(plan))
-    with package.loaded(tmp_path / "plan.json", smollm2_bf16) as model:
+    plan = bayplan.plan_model(smollm2_bf16, inventory=inventory, max_memory=("cpu=90MiB",), context=CONTEXT)
+    (tmp_path / "plan.json").write_bytes(bayplan.encode_plan(plan))
+    with bayplan.loaded(tmp_path / "plan.json", smollm2_bf16) as model:
         assert logits_and_tokens(model)[1] == CAPITAL.token_ids
-        assert package.report(model).honoured
+        assert bayplan.report(model).honoured

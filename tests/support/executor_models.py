@@ -20,6 +20,7 @@ def save_llama(
     max_shard_size: str = "1GB",
     seed: int = 0,
     hidden_size: int = 64,
+    vocab_size: int = 128,
 ) -> Path:
     """Save a random Llama of `NUM_LAYERS` layers; return its folder."""
     config = LlamaConfig(
@@ -28,7 +29,7 @@ def save_llama(
         num_hidden_layers=NUM_LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
-        vocab_size=128,
+        vocab_size=vocab_size,
         max_position_embeddings=64,
         tie_word_embeddings=tied,
         pad_token_id=0,
