@@ -58,8 +58,8 @@ class StorageNote:
     num_bytes: int
     producers: frozenset[int]
     """Blocks whose work is in it."""
-    made_in: int | None
-    """The block on the stack when it was allocated."""
+    filled_in: int | None
+    """The block that was being called when it was last written: at first, when it was allocated."""
 
 
 @dataclasses.dataclass
@@ -218,6 +218,7 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             note = self._notes.get(key)
             if note is not None and note in used:
                 note.producers |= producers
+                note.filled_in = self._stack[-1] if self._stack else note.filled_in
 
     def _register(self, tensor: torch.Tensor, producers: frozenset[int]) -> None:
         storage = tensor.untyped_storage()
@@ -226,8 +227,8 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._num_storages += 1
         serial, num_bytes = self._num_storages, storage.nbytes()
-        made_in = self._stack[-1] if self._stack else None
-        self._notes[key] = StorageNote(serial, num_bytes, producers, made_in)
+        filled_in = self._stack[-1] if self._stack else None
+        self._notes[key] = StorageNote(serial, num_bytes, producers, filled_in)
         self.log.events.append(Event(EventKind.ALLOCATE, serial, num_bytes))
         weakref.finalize(storage, self._free, key, serial, num_bytes).atexit = False
 

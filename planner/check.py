@@ -7,6 +7,7 @@ something else. Shares no code with the search: it would repeat the search's mis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from bayplan.schemas.plan import Block, BlockRun, Plan, PlannedDevice, Schedule
 from bayplan.schemas.types import OWN_SUFFIX, Residency
@@ -106,9 +107,19 @@ def _streams_on(block: Block, entry: Schedule) -> bool:
 
 
 def _pin_problems(plan: Plan) -> Problems:
+    """Every demand of the user is met; of several on one block, the last one that says something."""
     streamed = [block.id for block in plan.blocks if block.residency != Residency.RESIDENT]
     if plan.problem.no_spill and streamed:
         yield "$.problem.no_spill", f"true, but {streamed[0]} streams"
+    for index, block in enumerate(plan.blocks):
+        for field in ("device", "residency"):
+            demands = [
+                getattr(pin, field)
+                for pin in plan.problem.pins
+                if getattr(pin, field) is not None and fnmatchcase(block.id, pin.pattern)
+            ]
+            if demands and getattr(block, field) != demands[-1]:
+                yield f"$.blocks[{index}].{field}", f"{getattr(block, field)}, but pinned to {demands[-1]}"
 
 
 def _summary_problems(plan: Plan, costs: list[BlockRun]) -> Problems:

@@ -226,10 +226,8 @@ class _Runs:
         for tensor in self._cache_tensors():
             key = storage_key(tensor)
             note = self._mode.note(tensor)
-            block = called[0]
-            if note is not None:
-                # A cache made before the blocks run belongs to the one that fills it.
-                block = note.made_in if note.made_in is not None else min(note.producers, default=block)
+            # What no block fills, such as the state of a position counter, goes with the first one.
+            block = called[0] if note is None or note.filled_in is None else note.filled_in
             storages[key] = tensor.untyped_storage().nbytes()
             view = (key, tensor.storage_offset(), tensor.shape, tensor.stride())
             views[view] = (block, tensor.nbytes)

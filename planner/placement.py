@@ -192,10 +192,15 @@ class Solver:
         extended = _make_path(path.path_ns + window_ns, link_ns, held, (*path.stages, stage))
         if all(map(le, held, self._host_limits)):
             return extended
-        if tier is not Residency.RESIDENT:
-            # With less in host memory, hence more streamed, there might have been a way.
+        if any(self._might_take_less(own, tier) for own in extended.stages):
             self._given_up.append(extended.bound_ns)
         return None
+
+    def _might_take_less(self, stage: Stage, tier: Residency) -> bool:
+        """Whether another choice for the same stage might need less host memory, which is not searched for."""
+        if lies_in_host_memory(stage.device):
+            return tier is not Residency.RESIDENT and feed(self._inventory, stage.device, tier) is not None
+        return stage.choice.least_streamed_bytes < stage.choice.streamed_bytes
 
     def _add(self, front: list[_Path], path: _Path) -> None:
         """Put `path` into `front` unless another beats it; drop those that it beats."""

@@ -22,8 +22,8 @@ reach."""
 class StreamChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How many blocks of each size stream, and through how large a slot.
 
-    The fields that begin with `least` hold for every choice with the same budget and number of slots, this one
-    and those that stream more through a larger slot.
+    The fields that begin with `least` hold for every choice with the same budget and number of slots: for
+    this one and for those that stream more through a larger slot.
     """
 
     streamed: tuple[tuple[int, int], ...]

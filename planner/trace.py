@@ -7,6 +7,7 @@ block may stream, what the order is, and what to say where no forward could be r
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
@@ -41,6 +42,8 @@ _MODEL_ERRORS = (
     ValueError,
 )
 _MAX_NOTE_CHARS = 160
+# Addresses and paths would make the same plan other bytes on another machine.
+_MACHINE_BOUND = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])/[\w.-]+(?:/[\w.-]+)+")
 
 
 def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str] = ()) -> ModelGraph:
@@ -120,6 +123,7 @@ def _observe_any(
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or "no message"
+    text = _MACHINE_BOUND.sub("...", text)
     if len(text) > _MAX_NOTE_CHARS:
         text = f"{text[:_MAX_NOTE_CHARS]}..."
     return f"a forward on meta tensors fails with {type(error).__name__}: {text}"

@@ -41,12 +41,12 @@ def planned(fixture: str, way: str, request: pytest.FixtureRequest, tmp_path: Pa
     plan = tmp_path / "plan.json"
     budget = ["--no-spill"] if way == "resident" else ["--max-memory", f"cpu={BUDGETS[fixture]}"]
     done = cli("plan", checkpoint, *budget, "--context", CONTEXT, "-o", plan)
-    assert (done.code, done.err) == (0, f"wrote {plan}\n")
+    assert done.code == 0, done.err
     streamed = [block["id"] for block in json.loads(plan.read_text())["blocks"] if is_streamed(block)]
     if way == "resident":
         assert streamed == []
     else:
-        assert SMOLLM2_NUM_LAYERS / 2 < len(streamed)
+        assert len(streamed) > SMOLLM2_NUM_LAYERS / 2
         assert all(name.startswith("model.layers.") for name in streamed)
     return Planned(plan, checkpoint)
 

@@ -27,7 +27,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with hub_server() as server:
+        # Both are read from the environment once, when the client is imported.
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         yield server
 
 
@@ -185,7 +188,8 @@ def test_a_listing_of_other_sizes(hub: HubServer, llama: Path) -> None:
         read(hub)
     size = (llama / name).stat().st_size
     assert str(caught.value) == (
-        f"org/llama/{name}: the Hub sends another file than its listing says: got {size} bytes, needed 5 bytes"
+        f"org/llama/{name}: the Hub sends another file than its listing says: "
+        f"got {size} bytes, needed 5 bytes"
     )
 
 

@@ -395,6 +395,63 @@ def test_a_forward_that_cannot_be_traced_is_said_so() -> None:
     assert block_of(graph, "model.layers.0").prefill.flops > 0
 
 
+class Talkative(transformers.LlamaForCausalLM):
+    """A model whose complaint names things of one machine."""
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        raise ValueError(f"{object.__repr__(self)}\n of /home/someone/model.py wants a/b")
+
+
+def test_the_note_holds_nothing_of_this_machine() -> None:
+    values = ARCHITECTURES["llama"][1]
+    with torch.device("meta"):
+        model = Talkative._from_config(transformers.LlamaConfig(**values)).eval()
+    note = trace_model(model, workload_for(model, CONTEXT)).trace_note
+    assert note.startswith("a forward on meta tensors fails with ValueError: <")
+    assert note.endswith("Talkative object at ...> of ... wants a/b")
+
+
+class Preallocating(transformers.LlamaPreTrainedModel, transformers.GenerationMixin):
+    """Makes its cache before the layers run, which write into it."""
+
+    def __init__(self, config: transformers.LlamaConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(WritingLayer(config.hidden_size) for _ in range(2))
+
+    def forward(
+        self, input_ids: torch.Tensor, state: list[torch.Tensor] | None = None
+    ) -> transformers.utils.ModelOutput:
+        hidden = self.embed(input_ids)
+        state = state or [hidden.new_zeros(hidden.shape[0], 7, hidden.shape[2]) for _ in self.layers]
+        for layer, kept in zip(self.layers, state, strict=True):
+            hidden = layer(hidden, kept)
+        return transformers.utils.ModelOutput(logits=hidden, state=state)
+
+
+class WritingLayer(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.proj = nn.Linear(size, size)
+
+    def forward(self, hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        kept.copy_(self.proj(self.norm(hidden))[:, -1:])
+        return hidden + kept[:, :1]
+
+
+def test_a_cache_made_beforehand_belongs_to_the_block_that_fills_it() -> None:
+    with torch.device("meta"):
+        model = Preallocating(transformers.LlamaConfig(**ARCHITECTURES["llama"][1])).eval()
+    graph = trace_model(model, workload_for(model, CONTEXT))
+    assert graph.traced, graph.trace_note
+    assert {block.id: block.kv_bytes for block in graph.blocks} == {
+        "embed": 0,
+        "layers.0": 7 * 32 * 4,
+        "layers.1": 7 * 32 * 4,
+    }
+
+
 def test_a_module_of_unknown_inputs_is_not_traced() -> None:
     model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.ReLU(), nn.Linear(4, 2, device="meta"))
     workload, _ = make_workload(None, context=8, dtype="fp32")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BAYPLAN = (sys.executable, "-m", "bayplan")
+OLD = b"what stood there before"
 
 
 class Done(NamedTuple):
@@ -39,3 +40,19 @@ def in_own_process(*words: object, cwd: Path | None = None, **environment: str) 
         env=os.environ | environment,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def plan_fails(cli: Cli, code: int, message: str, *words: object, output: Path) -> None:
+    """Plan over an old file; check the message, and that the old file is all there is afterwards.
+
+    Args:
+        cli: Carries out the call.
+        code: The exit code that is due.
+        message: All that is said, without `error: ` and the last line's end.
+        *words: What follows `plan`, but for `-o`.
+        output: Folder for the plan, created here.
+    """
+    output.mkdir()
+    (output / "plan.json").write_bytes(OLD)
+    assert cli("plan", *words, "-o", output / "plan.json") == Done(code, "", f"error: {message}\n")
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == {"plan.json": OLD}

@@ -1,6 +1,6 @@
 """A Hub on this machine: serves folders as repositories, in the dialect that the real client speaks.
 
-Knows repository listings, trees, file headers, ranges, gated and missing repositories, and counts what it sends.
+Knows repository listings, trees, ranges, gated and missing repositories, and counts what it sends.
 """
 
 from __future__ import annotations

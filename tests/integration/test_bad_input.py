@@ -1,0 +1,230 @@
+"""Impossible options, missing files, full disks: one clear message each, and nothing half done."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import corruptions
+import pytest
+from command_line import BAYPLAN, OLD, Cli, Done, plan_fails
+
+import bayplan.schemas.files
+
+PROMPT = ("--prompt", "w5 w6 w7")
+SIZE_FORMS = (
+    "needed a size such as 20GiB, 20GB, 20 GiB, 1.5TiB, or plain bytes\n"
+    "hint: KiB, MiB, GiB, TiB, PiB count in 1024s; kB, MB, GB, TB, PB in 1000s; case counts"
+)
+
+
+@pytest.fixture
+def planned(llama: Path, machine: Path, tmp_path: Path, cli: Cli) -> Path:
+    """A plan made while the checkpoint was whole."""
+    plan = tmp_path / "plan.json"
+    assert cli("plan", llama, "-i", machine, "-o", plan).code == 0
+    return plan
+
+
+@pytest.fixture
+def damaged(llama: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint, to be damaged."""
+    return corruptions.copy_of(llama, tmp_path / "weights")
+
+
+def test_no_tokenizer_for_the_prompts(planned: Path, damaged: Path, cli: Cli) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (damaged / name).unlink()
+    done = cli("run", planned, "--checkpoint", damaged, *PROMPT)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {damaged}: no tokenizer for the prompts: got ")
+    assert done.err.endswith(
+        ", needed the tokenizer's files beside the weights\n"
+        "hint: copy them there, or pass token ids with --inputs\n"
+    )
+
+
+def test_no_config_to_run_with(planned: Path, damaged: Path, cli: Cli) -> None:
+    (damaged / "config.json").unlink()
+    assert cli("run", planned, "--checkpoint", damaged, *PROMPT) == Done(
+        1, "", f"error: {damaged}: no config beside the weights: needed config.json\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (
+            "--max-memory gpu7=1GiB",
+            64,
+            "--max-memory: unknown device: got 'gpu7', needed one of node0/cpu",
+        ),
+        ("--max-memory cpu=1Gib", 64, f'--max-memory: not a size: got "1Gib", {SIZE_FORMS}'),
+        ("--max-memory cpu=-1", 64, f'--max-memory: not a size: got "-1", {SIZE_FORMS}'),
+        ("--max-memory cpu=ten", 64, f'--max-memory: not a size: got "ten", {SIZE_FORMS}'),
+        ("--max-memory cpu=5MBB", 64, f'--max-memory: not a size: got "5MBB", {SIZE_FORMS}'),
+        (
+            "--max-memory cpu",
+            64,
+            "--max-memory: not a budget: got 'cpu', needed DEVICE=SIZE, such as cpu=300MiB",
+        ),
+        (
+            "--max-memory cpu=1GiB --max-memory node0/cpu=2GiB",
+            64,
+            "--max-memory: node0/cpu is given twice: got 'cpu=1GiB' and 'node0/cpu=2GiB', "
+            "needed one budget per device",
+        ),
+        (
+            "--max-memory cpu=65GiB",
+            64,
+            "--max-memory: more than node0/cpu holds: got 'cpu=65GiB', which is 69793218560 bytes "
+            "(65.00 GiB), needed at most 68719476736 bytes (64.00 GiB)",
+        ),
+        (
+            "--pin nothing.*=cpu",
+            64,
+            "--pin nothing.*: the pin matches no block: "
+            "needed a pattern for block ids such as model.layers.2",
+        ),
+        ("--pin *=gpu9", 64, "--pin: unknown device: got 'gpu9', needed one of node0/cpu"),
+        ("--pin *", 64, "--pin: not a pin: got '*', needed GLOB=DEVICE[,RESIDENCY]"),
+    ],
+)
+def test_options_that_cannot_be_met(
+    words: str, code: int, message: str, llama: Path, machine: Path, tmp_path: Path, cli: Cli
+) -> None:
+    plan_fails(cli, code, message, llama, "-i", machine, *words.split(), output=tmp_path / "out")
+
+
+def test_a_budget_below_the_largest_block_is_infeasible(
+    llama: Path, machine: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """The message says how much would do; with that, it does."""
+    plan = tmp_path / "plan.json"
+    done = cli("plan", llama, "-i", machine, "--max-memory", "cpu=10KiB", "-o", plan)
+    found = re.fullmatch(
+        r"error: node0/cpu: no placement fits the budgets: got node0/cpu alone would need (\d+)\.(\d\d) MiB "
+        r"with streaming, has 10\.00 KiB, needed room for the largest block, model\.layers\.3 of 36\.25 KiB, "
+        r"beside what must stay\n"
+        r"hint: raise the budget of node0/cpu, or lower --context or --batch "
+        r"\(the cache takes 64\.00 KiB\)\n",
+        done.err,
+    )
+    assert (done.code, done.out) == (3, "")
+    assert found is not None, done.err
+    assert not plan.exists()
+    enough = f"cpu={found[1]}.{found[2]}5MiB"  # printed with two decimals, which may have been rounded down
+    assert cli("plan", llama, "-i", machine, "--max-memory", enough, "-o", plan).code == 0
+    assert '"stream-disk"' in plan.read_text()
+
+
+def test_no_such_model(machine: Path, tmp_path: Path, cli: Cli) -> None:
+    nowhere = tmp_path / "nowhere"
+    message = (
+        f"{nowhere}: no such model: needed a folder with config.json, a Hub id such as org/name, "
+        "or package.module:factory"
+    )
+    plan_fails(cli, 1, message, nowhere, "-i", machine, output=tmp_path / "out")
+
+
+def test_no_such_checkpoint(planned: Path, tmp_path: Path, cli: Cli) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert cli("run", planned, "--checkpoint", nowhere, *PROMPT) == Done(
+        1,
+        "",
+        f"error: {nowhere}: no such checkpoint: needed a folder, or a Hub id such as org/name\n",
+    )
+
+
+def test_no_checkpoint_given(planned: Path, cli: Cli) -> None:
+    assert cli("run", planned, *PROMPT) == Done(
+        64,
+        "",
+        "error: --checkpoint: no checkpoint given, and the plan was made from a local folder: "
+        "needed a folder or a Hub id\n",
+    )
+
+
+def test_nothing_to_run_on(planned: Path, llama: Path, cli: Cli) -> None:
+    assert cli("run", planned, "--checkpoint", llama) == Done(
+        64, "", "error: give prompts or inputs: got neither, needed one of them\n"
+    )
+
+
+def test_a_context_beyond_the_model_is_clamped_with_a_warning(
+    llama: Path, machine: Path, tmp_path: Path, cli: Cli
+) -> None:
+    plan = tmp_path / "plan.json"
+    done = cli("plan", llama, "-i", machine, "--context", 4096, "-o", plan)
+    assert (done.code, done.err) == (
+        0,
+        f"warning: --context 4096 is more than the model's maximum: planned for 128\nwrote {plan}\n",
+    )
+
+
+def test_generating_beyond_the_planned_context_is_an_error(
+    llama: Path, machine: Path, tmp_path: Path, cli: Cli
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert cli("plan", llama, "-i", machine, "--context", 16, "-o", plan).code == 0
+    run = ("run", plan, "--checkpoint", llama, *PROMPT, "--max-new-tokens")
+    assert cli(*run, 13).code == 0
+    assert cli(*run, 14) == Done(
+        1,
+        "",
+        "error: more positions than planned: got 17, needed at most 16\nhint: plan again with --context 17\n",
+    )
+
+
+def test_a_full_disk_leaves_the_old_plan(
+    llama: Path, machine: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    written = []
+
+    def write_until_full(descriptor: int, data: bytes) -> int:
+        """Take a kilobyte, as a disk with little room does, and nothing after that."""
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(descriptor, data[:1024]))
+        return written[0]
+
+    output = tmp_path / "out"
+    message = (
+        f"{output / 'plan.json'}: cannot write the file: got No space left on device\n"
+        "hint: free some space or write to another disk; the old file, if any, is untouched"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(bayplan.schemas.files.os, "write", write_until_full)
+        plan_fails(cli, 1, message, llama, "-i", machine, output=output)
+    assert written == [1024]
+
+
+def test_a_file_size_limit_leaves_the_old_plan(llama: Path, machine: Path, tmp_path: Path) -> None:
+    """The limit is the system's own: half the plan is really written before it strikes."""
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(OLD)
+    words = ("plan", str(llama), "-i", str(machine), "-o", str(plan))
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 8; exec "$@"', "sh", *BAYPLAN, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        f"error: {plan}: cannot write the file: got File too large\n"
+        "hint: raise this process's file size limit (`ulimit -f`); the old file, if any, is untouched\n",
+    )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"plan.json": OLD}
+
+
+def test_a_full_disk_behind_the_report_is_an_error(planned: Path, llama: Path, cli: Cli) -> None:
+    done = cli("run", planned, "--checkpoint", llama, *PROMPT, "--report", "/dev/full")
+    assert done.code == 1
+    assert "error: /dev/full: cannot write the file: got No space left on device\n" in done.err
