@@ -79,7 +79,7 @@ def chain_from_plan(plan: Plan) -> Chain:
         costs=unfold(plan.problem.runs),
         ties=tuple(
             ChainTie(
-                positions=tuple(sorted({_owner(ids, fqn) for fqn in tie.fqns})),
+                positions=_positions(ids, tie.fqns),
                 num_bytes=aligned_bytes(tie.num_bytes),
             )
             for tie in plan.ties
@@ -116,16 +116,19 @@ def owning_block(ids: tuple[Fqn, ...], fqn: Fqn) -> Fqn | None:
     return parent if parent in known else None
 
 
-def _owner(ids: tuple[Fqn, ...], fqn: Fqn) -> int:
-    owner = owning_block(ids, fqn)
-    assert owner is not None, f"{fqn} lies in no block"
-    return ids.index(owner)
+def _positions(ids: tuple[Fqn, ...], fqns: tuple[Fqn, ...]) -> tuple[int, ...]:
+    """Return which blocks hold `fqns`, ascending.
+
+    A module registered under two paths is one block, under its first path: names under the other lie in none.
+    """
+    owners = {owning_block(ids, fqn) for fqn in fqns}
+    return tuple(index for index, block_id in enumerate(ids) if block_id in owners)
 
 
 def _chain_tie(graph: ModelGraph, group: TiedGroup) -> ChainTie:
     ids = tuple(block.id for block in graph.blocks)
     return ChainTie(
-        positions=tuple(sorted({_owner(ids, fqn) for fqn in group.fqns})),
+        positions=_positions(ids, group.fqns),
         num_bytes=aligned_bytes(group.num_bytes),
     )
 

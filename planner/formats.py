@@ -24,18 +24,16 @@ def plan_formats(
         default: The model's own data type, also that of blocks without floating-point parameters.
     """
     per_block = tuple(_main_dtype(block, default) for block in graph.blocks)
-    differing: dict[Fqn, str] = {}
+    held: dict[Fqn, tuple[str, str]] = {}
     for block, name in zip(graph.blocks, per_block, strict=True):
         for tensor in block.tensors:
-            if not tensor.is_buffer and tensor.dtype in _FLOATS and tensor.dtype != name:
-                differing[tensor.fqn] = tensor.dtype
-    rules = format_rules(differing)
-    for block, name in zip(graph.blocks, per_block, strict=True):
-        for tensor in block.tensors:
-            if tensor.is_buffer or tensor.dtype not in _FLOATS:
-                continue
-            ruled = format_for(tensor.fqn, name, rules)
-            assert ruled == tensor.dtype, f"{tensor.fqn} would be {ruled}, is {tensor.dtype}"
+            if not tensor.is_buffer and tensor.dtype in _FLOATS:
+                held[tensor.fqn] = tensor.dtype, name
+    differing = {fqn: dtype for fqn, (dtype, name) in held.items() if dtype != name}
+    rules = format_rules(differing, held.keys() - differing.keys())
+    for fqn, (dtype, name) in held.items():
+        ruled = format_for(fqn, name, rules)
+        assert ruled == dtype, f"{fqn} would be {ruled}, is {dtype}"
     used = sorted({*per_block, *differing.values()})
     return {name: Format(kind=cast(FloatFormat, name)) for name in used}, rules, per_block
 

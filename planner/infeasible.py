@@ -15,7 +15,7 @@ from bayplan.planner.margins import activation_bounds
 from bayplan.planner.placement import Solver
 from bayplan.schemas.errors import Infeasible
 from bayplan.schemas.hardware import Device, Inventory
-from bayplan.schemas.sizes import format_size
+from bayplan.schemas.sizes import format_size, parse_size
 from bayplan.schemas.types import MAX_INTEGER, DeviceId, Objective, Residency
 
 
@@ -64,7 +64,16 @@ def _alone(
         return f"{device.id} {has}"
     needed = least_budget_bytes(chain, constraints, can_stream=can_stream)
     how = "with streaming" if can_stream else "without streaming"
-    return f"{device.id} alone would need {format_size(needed)} {how}, {has}"
+    return f"{device.id} alone would need {_enough(needed)} {how}, {has}"
+
+
+def _enough(num_bytes: int) -> str:
+    """Return `num_bytes` for reading, rounded up: whoever types it has enough."""
+    text = format_size(num_bytes)
+    if parse_size(text, where="") >= num_bytes:
+        return text
+    unit_bytes = parse_size(f"1 {text.rpartition(' ')[2]}", where="")
+    return format_size(num_bytes + -(-unit_bytes // 100))
 
 
 def _host_holds(chain: Chain, inventory: Inventory, constraints: Constraints, device: Device) -> bool:

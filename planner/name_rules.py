@@ -73,10 +73,18 @@ def _numbered_rules(sources: Mapping[Fqn, str]) -> tuple[TensorRule, ...]:
     return tuple(rules.values())
 
 
-def format_rules(formats: Mapping[Fqn, str]) -> tuple[FormatRule, ...]:
-    """Return rules for the tensors in `formats`, which are not in their block's format."""
-    rules: dict[tuple[str, str], FormatRule] = {}
+def format_rules(formats: Mapping[Fqn, str], others: Iterable[Fqn] = ()) -> tuple[FormatRule, ...]:
+    """Return rules for the tensors in `formats`, which are not in their block's format.
+
+    Args:
+        formats: Tensor -> name of its format.
+        others: Tensors in their block's format, which no rule may match.
+    """
+    by_pattern: dict[str, set[str | None]] = {folded(fqn): {None} for fqn in others}
+    for fqn, name in formats.items():
+        by_pattern.setdefault(folded(fqn), set()).add(name)
+    rules: dict[str, FormatRule] = {}
     for fqn, name in sorted(formats.items()):
-        pattern = folded(fqn)
-        rules[pattern, name] = FormatRule(pattern=pattern, format=name)
+        pattern = folded(fqn) if len(by_pattern[folded(fqn)]) == 1 else fqn
+        rules[pattern] = FormatRule(pattern=pattern, format=name)
     return tuple(rules.values())

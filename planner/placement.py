@@ -197,7 +197,7 @@ class Solver:
         return None
 
     def _might_take_less(self, stage: Stage, tier: Residency) -> bool:
-        """Whether another choice for the same stage might need less host memory, which is not searched for."""
+        """Whether another choice for the stage, which is not searched for, might need less host memory."""
         if lies_in_host_memory(stage.device):
             return tier is not Residency.RESIDENT and feed(self._inventory, stage.device, tier) is not None
         return stage.choice.least_streamed_bytes < stage.choice.streamed_bytes

@@ -101,6 +101,14 @@ def _closed_network() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw pictures alike everywhere: as wide as without a terminal, and without colours."""
+    monkeypatch.setenv("COLUMNS", "100")
+    for variable in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(autouse=True)
 def network_attempts() -> Iterator[list[str]]:
     """Fail a test that tried to leave this machine, even where a library hid the error.
 

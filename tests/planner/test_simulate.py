@@ -60,7 +60,7 @@ def test_the_first_step_waits_for_the_first_block() -> None:
 
 
 def test_the_ring_stalls_at_its_wrap_where_the_count_is_no_multiple() -> None:
-    """The third block of a step and the first of the next share slot 0: 20 more must pass one after another."""
+    """The third block of a step and the first of the next share slot 0, so nothing overlaps for 20."""
     even, odd = evenly(4, 1, 20, 20), evenly(3, 1, 20, 20)
     assert steady_step_ns(even, 2) == 4 * 20
     assert steady_step_ns(odd, 2) == 3 * 20 + 20

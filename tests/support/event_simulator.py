@@ -1,7 +1,7 @@
-"""A second simulator of the prefetch pipeline, written from its description and sharing no code with the first.
+"""A second simulator of the prefetch pipeline, made from its description and sharing no code with the first.
 
-Time goes forward from event to event; couriers, links and the model's own thread each look at what they may do
-now. Slow and simple.
+Time goes forward from event to event; couriers, links and the model's own thread each look at what they may
+do now. Slow and simple.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain as chained
-from itertools import combinations, combinations_with_replacement, pairwise
+from itertools import combinations, combinations_with_replacement
 
 import msgspec
 from hypothesis import strategies as st
@@ -102,9 +102,7 @@ def make_inventory(
     return Inventory(
         format_version=INVENTORY_FORMAT_VERSION,
         source="declared",
-        nodes=(
-            Node(id="node0", host_memory_bytes=host_memory_bytes, host_reserve_bytes=0, disk=disk),
-        ),
+        nodes=(Node(id="node0", host_memory_bytes=host_memory_bytes, host_reserve_bytes=0, disk=disk),),
         devices=tuple(devices),
         links=tuple(links),
     )
@@ -141,7 +139,7 @@ def every_answer(problem: PlacementProblem, *, resident: bool) -> Iterator[tuple
     constraints = problem.constraints
     free = [index for index in blocks if constraints.may_stream(problem.chain, index)]
     subsets = [()] if resident else chained(*(combinations(free, size + 1) for size in range(len(free))))
-    if resident and any(constraints.must_stream) or not resident and constraints.no_spill:
+    if any(constraints.must_stream) if resident else constraints.no_spill:
         return
     for streamed in subsets:
         if any(must and index not in streamed for index, must in enumerate(constraints.must_stream)):
@@ -227,8 +225,8 @@ def _fits(problem: PlacementProblem, candidate: Candidate) -> bool:
 
 
 @st.composite
-def placement_problems(draw: st.DrawFn, *, max_blocks: int = 5, may_pin: bool = True) -> PlacementProblem:
-    """Draw a problem with up to two devices, ties, pins, blocks that must stay, and budgets around what is needed."""
+def placement_problems(draw: st.DrawFn, *, max_blocks: int = 5) -> PlacementProblem:
+    """Draw a problem with one or two devices, ties, pins, blocks that must stay, and budgets about the need."""
     num_blocks = draw(st.integers(1, max_blocks))
     sizes = st.sampled_from(draw(st.sampled_from([(64,), (64, 192), (64, 320, 128), (0, 128, 448)])))
     small = st.sampled_from((0, 0, 64, 256))
@@ -259,12 +257,8 @@ def placement_problems(draw: st.DrawFn, *, max_blocks: int = 5, may_pin: bool = 
     }
     if len(budgets) > 1 and not draw(st.integers(0, 7)):
         budgets[inventory.devices[0].id] = 0
-    pins = draw(_pins(num_blocks, inventory)) if may_pin else ()
-    pins = tuple(
-        pin
-        for pin in pins
-        if costs[int(pin.pattern.rpartition(".")[2])].resident_reason is None
-    )
+    pins = draw(_pins(num_blocks, inventory))
+    pins = tuple(pin for pin in pins if costs[int(pin.pattern.rpartition(".")[2])].resident_reason is None)
     no_spill = not any(pin.residency for pin in pins) and draw(st.sampled_from((False, False, False, True)))
     return PlacementProblem(
         chain=chain,
@@ -313,12 +307,6 @@ def _pins(draw: st.DrawFn, num_blocks: int, inventory: Inventory) -> tuple[Pin, 
         )
         for block in blocks
     )
-
-
-def stretches(devices: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return `(device, start, stop)` of each stretch of equal numbers."""
-    cuts = [0, *(index for index, (a, b) in enumerate(pairwise(devices), 1) if a != b), len(devices)]
-    return [(devices[start], start, stop) for start, stop in pairwise(cuts)]
 
 
 def permuted(budgets: Mapping[str, int]) -> dict[str, int]:

@@ -71,6 +71,7 @@ def _show_plans(inventory: Inventory, resident: Plan, streaming: Plan) -> None:
     from bayplan.planner.diff import diff_plans
     from bayplan.planner.diff_show import render_diff
     from bayplan.planner.show import render_memory
+    from bayplan.planner.wording import millions_text, printable
 
     disk = inventory.nodes[0].disk
     rate = f"{disk.read_bytes_per_second / 1e9:.2f} GB/s" if disk is not None else "none"
@@ -79,7 +80,7 @@ def _show_plans(inventory: Inventory, resident: Plan, streaming: Plan) -> None:
     emit_picture(
         Group(
             Text(
-                f"{model.class_name}, {model.num_params / 1e6:.1f} M parameters,"
+                f"{printable(model.class_name)}, {millions_text(model.num_params)} parameters,"
                 f" {len(resident.blocks)} blocks; disk {rate}, measured"
             ),
             Text("\nplan 1: everything resident", style="bold"),

@@ -77,8 +77,7 @@ def run(
             progress=bars,
         )
     data = encode_report(result.report)
-    if report is not None:
-        write_file(report, data)
+    # The output first: it must not be lost where the report cannot be written.
     if json:
         emit(data.decode())
     else:
@@ -86,6 +85,8 @@ def run(
 
         emit(_output_text(result))
         say_picture(render_report(result.report))
+    if report is not None:
+        write_file(report, data)
     if not result.report.honoured:
         raise BayplanError(
             "the plan was not honoured: see `blocks` and `notes` of the report",
