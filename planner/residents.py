@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,12 +50,28 @@ NOTHING_STREAMS = StreamChoice(
 )
 
 
+class _Taken(NamedTuple):
+    """How many of one size, and of the sizes before it."""
+
+    before: _Taken | None
+    count: int
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the counts in the order of adding."""
+        counts: list[int] = []
+        taken: _Taken | None = self
+        while taken is not None:
+            counts.append(taken.count)
+            taken = taken.before
+        return tuple(reversed(counts))
+
+
 class _Sums:
     """Sums that blocks up to some size can have together, with one way to reach each."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._sums: dict[int, tuple[int, ...]] = {0: ()}
+        self._sums: dict[int, _Taken | None] = {0: None}
         self._ordered = [0]
         self.is_exhaustive = True
 
@@ -71,17 +88,18 @@ class _Sums:
             below = self._ordered[bisect_right(self._ordered, room_bytes - taken * size) - 1]
             if below + taken * size > best:
                 best, best_taken = below + taken * size, taken
-        return best, (*self._sums[best - best_taken * size], best_taken)
+        return best, _Taken(self._sums[best - best_taken * size], best_taken).counts()
 
     def add(self, size: int, count: int) -> None:
         """Let up to `count` blocks of `size` take part."""
-        grown: dict[int, tuple[int, ...]] = {}
-        for total, counts in self._sums.items():
+        grown: dict[int, _Taken | None] = {}
+        for total, before in self._sums.items():
             for taken in range(count + 1):
                 reached = total + taken * size
                 if reached > self._capacity_bytes:
                     break
-                grown.setdefault(reached, (*counts, taken))
+                if reached not in grown:
+                    grown[reached] = _Taken(before, taken)
         if len(grown) > MAX_SUMS:
             self.is_exhaustive = False
             width = self._capacity_bytes // THINNED_SUMS + 1

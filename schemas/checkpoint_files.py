@@ -91,16 +91,6 @@ def find_checkpoint(path: Path, *, variant: str | None = None) -> CheckpointFile
     return CheckpointFiles(folder=file.parent, shards=shards, index=index)
 
 
-def list_shards(path: Path, *, variant: str | None = None) -> tuple[Path, ...]:
-    """Return the shards of the checkpoint at `path`, sorted by name.
-
-    Raises:
-        CheckpointError: As `find_checkpoint`.
-        JsonError: As `find_checkpoint`.
-    """
-    return find_checkpoint(path, variant=variant).shards
-
-
 def choose_file(names: list[str], variant: str | None, *, where: str) -> str:
     """Return the name of the single file or the index that makes the checkpoint of this variant.
 

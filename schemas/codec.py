@@ -1,4 +1,4 @@
-"""Bytes to plans, inventories and reports and back: the only module that turns structs into JSON.
+"""The bytes of plan, inventory and report files to structs and back.
 
 Reading goes in two passes: the version first, so that a plan of another version never shows as a field
 error, then the structure, with every problem listed. Fields that a newer minor version added are ignored
@@ -14,10 +14,11 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
+from bayplan.schemas.errors import BayplanError, OtherVersion, PlanFormatError
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Inventory
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, Plan
 from bayplan.schemas.plan_rules import plan_problems
+from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.report import REPORT_FORMAT_VERSION, Report
 from bayplan.schemas.strict_json import JsonError, JsonValue, digest, parse
@@ -51,7 +52,7 @@ def read_plan(path: Path | str) -> DecodedPlan:
 
     Raises:
         PlanFormatError: The file is no valid plan; every problem is listed.
-        PlanRefused: Of another major format version.
+        OtherVersion: Of another major format version.
         BayplanError: The file cannot be read.
     """
     return decode_plan(_read_file(path, "plan"), where=str(path))
@@ -62,7 +63,7 @@ def decode_plan(data: bytes, *, where: str) -> DecodedPlan:
 
     Raises:
         PlanFormatError: The bytes are no valid plan; every problem is listed.
-        PlanRefused: Of another major format version.
+        OtherVersion: Of another major format version.
     """
     tree = _parse_object(data, where, "plan")
     plan = _convert(tree, Plan, PLAN_FORMAT_VERSION, where, "plan")
@@ -102,7 +103,7 @@ def read_inventory(path: Path | str) -> Inventory:
 
     Raises:
         PlanFormatError: The file is no valid inventory; every problem is listed.
-        PlanRefused: Of another major format version.
+        OtherVersion: Of another major format version.
         BayplanError: The file cannot be read.
     """
     tree = _parse_object(_read_file(path, "inventory"), str(path), "inventory")
@@ -119,7 +120,7 @@ def read_report(path: Path | str) -> Report:
 
     Raises:
         PlanFormatError: The file is no valid report; every problem is listed.
-        PlanRefused: Of another major format version.
+        OtherVersion: Of another major format version.
         BayplanError: The file cannot be read.
     """
     tree = _parse_object(_read_file(path, "report"), str(path), "report")
@@ -138,8 +139,7 @@ def encode_schema(struct: type[msgspec.Struct], title: str) -> bytes:
 
 
 def _tree(value: msgspec.Struct | dict[str, object]) -> JsonObject:
-    # Not `to_builtins`, which leaves tuples as they are.
-    return cast(JsonObject, msgspec.json.decode(msgspec.json.encode(value)))
+    return cast(JsonObject, json_tree(value))
 
 
 def _read_file(path: Path | str, noun: str) -> bytes:
@@ -180,13 +180,13 @@ def _convert(tree: JsonObject, struct: type[T], version: str, where: str, noun: 
             (("$.format_version", f"got {found!r:.100}, needed MAJOR.MINOR such as {version!r}"),),
         )
     if found.partition(".")[0] != version.partition(".")[0]:
-        raise PlanRefused(
-            RefusalKind.UNSUPPORTED,
-            f"{noun} of another major format version",
+        identity = ((member, tree.get(member)) for member in ("format_version", "producer", "digest"))
+        raise OtherVersion(
+            noun,
             where=where,
             got=found,
             needed=f"{version.partition('.')[0]}.x (this is bayplan's {version})",
-            hint="use the version of bayplan that wrote it, or plan again with this one",
+            identity=tuple((member, text) for member, text in identity if isinstance(text, str)),
         )
     found_problems = tuple(problems(tree, struct))
     if found_problems:

@@ -103,6 +103,28 @@ class PlanRefused(BayplanError):
         self.kind = kind
 
 
+class OtherVersion(PlanRefused):
+    """A file of another major format version: nothing in it may be believed but who wrote it.
+
+    Attributes:
+        identity: `(member, text)` of those that say so, as they stand in the file.
+    """
+
+    def __init__(
+        self, noun: str, *, where: str, got: str, needed: str, identity: tuple[tuple[str, str], ...]
+    ) -> None:
+        """Keep the members beside the facts of a refusal."""
+        super().__init__(
+            RefusalKind.UNSUPPORTED,
+            f"{noun} of another major format version",
+            where=where,
+            got=got,
+            needed=needed,
+            hint="use the version of bayplan that wrote it, or plan again with this one",
+        )
+        self.identity = identity
+
+
 class PlanFormatError(BayplanError):
     """A file that is no valid plan, inventory or report; carries every problem found, each with its path.
 

@@ -121,11 +121,14 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last through a power cut, where the file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network and overlay file systems refuse this call on folders; the file itself is already safe.
-        with contextlib.suppress(OSError):
+    """Make the rename itself last through a power cut, where the file system can.
+
+    The file is in place already: that a folder may be written to but not read, or that a network file system
+    refuses this call on folders, is no failure to write.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)

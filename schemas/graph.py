@@ -57,11 +57,6 @@ class GraphBlock(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of all its tensors, each storage once."""
         return sum(tensor.num_bytes for tensor in self.tensors)
 
-    @property
-    def streamed_num_bytes(self) -> int:
-        """Bytes that travel when it streams: its parameters. Buffers always stay on the device."""
-        return sum(tensor.num_bytes for tensor in self.tensors if not tensor.is_buffer)
-
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that go from one block to another that is not its successor in the chain."""

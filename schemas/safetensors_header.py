@@ -75,10 +75,6 @@ class SafetensorsHeader(msgspec.Struct, frozen=True, kw_only=True):
         """Return where the tensor's first byte is, counted from the start of the file."""
         return self.num_bytes + entry.begin
 
-    def by_fqn(self) -> dict[str, TensorEntry]:
-        """Return the tensors by name, in the order of their bytes."""
-        return {entry.fqn: entry for entry in self.tensors}
-
 
 class RawHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of a header, read and not yet looked into."""

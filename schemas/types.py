@@ -99,8 +99,9 @@ class BoundClass(enum.StrEnum):
     """For which plans the lower bound holds."""
 
     CONTIGUOUS_ONE_TIER = "contiguous-one-tier"
-    """Plans that run each device's blocks in one stretch per step, in the planned format, and stream from one
-    tier through one to three slots, as many on every device; a plan that can keep everything resident does."""
+    """Plans that run each device's blocks in one stretch per step, in the planned format, and stream from
+    one tier through one to three slots, as many on every device; a plan that can keep everything resident
+    does."""
 
 
 class SolverStatus(enum.StrEnum):

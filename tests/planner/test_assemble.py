@@ -4,9 +4,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from placement_problems import make_device, make_inventory
 from planned import INVENTORY, MIB, make_graph, make_inputs, place, plan_resident, plan_streamed
 
 from bayplan.schemas.codec import decode_plan, encode_plan
+from bayplan.schemas.features import Feature
 from bayplan.schemas.graph import TiedGroup
 from bayplan.schemas.plan import Pin, Plan, Tie
 from bayplan.schemas.types import BoundClass, Reason, Residency, SolverStatus
@@ -41,11 +43,22 @@ def test_the_digest_is_that_of_the_decisions() -> None:
 
 def test_a_plan_is_applyable_once_it_is_bound() -> None:
     graph = make_graph()
-    inputs = make_inputs(graph, INVENTORY, {})
+    inputs = make_inputs(graph, make_inventory([make_device("cpu")]), {})
     unbound = msgspec.structs.replace(inputs, model=msgspec.structs.replace(inputs.model, checkpoint=None))
-    _, plan = place(graph, unbound)
-    assert (plan.complete, plan.applyable, plan.errored) == (True, False, False)
-    assert (PLAN.complete, PLAN.applyable, PLAN.errored) == (True, True, False)
+    assert place(graph, inputs)[1].applyable
+    assert not place(graph, unbound)[1].applyable
+
+
+def test_a_plan_that_needs_what_is_not_yet_run_is_not_applyable(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_graph()
+    inputs = make_inputs(graph, INVENTORY, {})
+    assert not place(graph, inputs)[1].applyable
+    monkeypatch.setattr("bayplan.schemas.features.NOT_YET_RUN", frozenset({Feature.QUANTIZED}))
+    assert place(graph, inputs)[1].applyable
+
+
+def test_a_plan_of_the_planner_is_complete() -> None:
+    assert (PLAN.complete, PLAN.errored) == (True, False)
 
 
 def test_devices_have_their_budget_and_share() -> None:

@@ -69,8 +69,7 @@ def test_what_the_planner_makes_is_sound(plan: Plan) -> None:
             (),
             (Pin(pattern="head", device="node0/gpu1"),),
             (Pin(pattern="model.layers.0", residency=Residency.STREAM_DISK),),
-            (Pin(pattern="model.*", device="node0/gpu0", residency=Residency.RESIDENT),) * 0
-            + (
+            (
                 Pin(pattern="model.norm", device="node0/gpu0"),
                 Pin(pattern="*.0", residency=Residency.RESIDENT),
             ),
@@ -139,10 +138,6 @@ ORDER = PLAN.schedule[0].stream_order
             ("$.schedule[0].slot_bytes", f"{SLOT - 64}, but a streamed block has {SLOT}"),
         ),
         (
-            lambda plan: with_run(plan, 1, resident_reason=Reason.REPEATED),
-            ("$.blocks[1].residency", "streams, but must stay: repeated"),
-        ),
-        (
             lambda plan: with_problem(plan, no_spill=True),
             ("$.problem.no_spill", "true, but model.layers.0 streams"),
         ),
@@ -191,7 +186,6 @@ ORDER = PLAN.schedule[0].stream_order
         "order-reversed",
         "order-short",
         "slot",
-        "must-stay",
         "no-spill",
         "pinned-device",
         "pinned-resident",
@@ -211,6 +205,16 @@ def test_every_claim_that_the_inputs_contradict_is_found(
 def test_a_device_visited_twice() -> None:
     found = check(with_block(PLAN, 2, device="node0/gpu1"))
     assert ("$.blocks[3].device", "node0/gpu0 after a block on a later device") in found
+
+
+def test_blocks_that_must_stay() -> None:
+    found = check(with_run(PLAN, 1, resident_reason=Reason.REPEATED))
+    assert found == tuple(
+        (f"$.blocks[{index}].residency", "streams, but must stay: repeated")
+        for index, block in enumerate(PLAN.blocks)
+        if block.residency is not Residency.RESIDENT
+    )
+    assert len(found) == 6
 
 
 def test_of_several_pins_the_last_one_counts() -> None:

@@ -67,10 +67,9 @@ def test_the_step_is_of_the_objective() -> None:
 
 
 def test_streamed_blocks_are_not_loaded_and_the_first_chunk_waits_for_one() -> None:
-    found = prediction(make_chain([64] * 4), 64 * 2)
-    assert found.load_ns == 64
-    assert found.decode_ns == 2 * 192
-    assert found.first_output_ns > 4 * 128
+    """All stream through two slots but a buffer; the first chunk of 4 x 128 waits 64 for the first block."""
+    found = prediction(make_chain([make_cost(64, buffer_bytes=64), 64, 64, 64]), 64 * 3)
+    assert found == Prediction(load_ns=64, first_output_ns=64 + 4 * 128, decode_ns=256, step_ns=256)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3, 5, 6, 40, 41])

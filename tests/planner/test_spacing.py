@@ -38,9 +38,7 @@ BLOCKS = st.lists(
 
 
 @given(BLOCKS, st.sampled_from(PHASES), st.data())
-def test_counts_order_and_evenness(
-    blocks: list[tuple[int, str]], phase: int, data: st.DataObject
-) -> None:
+def test_counts_order_and_evenness(blocks: list[tuple[int, str]], phase: int, data: st.DataObject) -> None:
     sizes = [size for size, _ in blocks]
     eligible = [kind == "free" for _, kind in blocks]
     forced = [kind == "forced" for _, kind in blocks]

@@ -72,11 +72,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ),
         metadata={"format": "pt"},
     )
-    last = header.by_fqn()["b"]
+    last = header.tensors[-1]
+    assert last.fqn == "b"
     assert last.data_offsets == (4, 16)
     assert last.num_bytes == 12
     assert header.file_offset(last) == len(head) + 4
-    assert list(header.by_fqn()) == ["a", "empty.y", "empty.z", "b"]
+    assert [entry.fqn for entry in header.tensors] == ["a", "empty.y", "empty.z", "b"]
 
 
 def test_an_empty_file_of_tensors() -> None:

@@ -226,7 +226,7 @@ def _fits(problem: PlacementProblem, candidate: Candidate) -> bool:
 
 @st.composite
 def placement_problems(draw: st.DrawFn, *, max_blocks: int = 5) -> PlacementProblem:
-    """Draw a problem with one or two devices, ties, pins, blocks that must stay, and budgets about the need."""
+    """Draw a problem with one or two devices, ties, pins, blocks that must stay, budgets about the need."""
     num_blocks = draw(st.integers(1, max_blocks))
     sizes = st.sampled_from(draw(st.sampled_from([(64,), (64, 192), (64, 320, 128), (0, 128, 448)])))
     small = st.sampled_from((0, 0, 64, 256))

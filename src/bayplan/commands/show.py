@@ -10,10 +10,10 @@ import typer
 
 from bayplan.commands.output import emit, emit_json, emit_picture, picture_width, say
 from bayplan.commands.plan_options import PlanFile
-from bayplan.schemas.codec import MAX_FILE_BYTES, DecodedPlan, read_plan
-from bayplan.schemas.errors import ExitCode, PlanRefused
+from bayplan.schemas.codec import DecodedPlan, read_plan
+from bayplan.schemas.errors import ExitCode, OtherVersion
 from bayplan.schemas.published import schema_bytes
-from bayplan.schemas.strict_json import JsonValue, parse, quote
+from bayplan.schemas.strict_json import JsonValue, quote
 
 AsJson = Annotated[bool, typer.Option("--json", help="Short for --as json.")]
 
@@ -54,8 +54,8 @@ def show(
     """
     try:
         decoded = read_plan(plan)
-    except PlanRefused:
-        _emit_identity(plan)
+    except OtherVersion as error:
+        emit("".join(f"{member}: {quote(text)}\n" for member, text in error.identity))
         raise
     match ShowForm.JSON if json else form:
         case ShowForm.TEXT:
@@ -120,11 +120,3 @@ def _say_notices(path: Path, decoded: DecodedPlan) -> None:
 
     for notice in reading_notices(decoded.plan, digest_matches=decoded.digest_matches):
         say(f"warning: {path}: {notice}")
-
-
-def _emit_identity(path: Path) -> None:
-    """Print what can be known of a plan of another major version: its version and its digest."""
-    tree = parse(path.read_bytes(), where=str(path), max_bytes=MAX_FILE_BYTES)
-    if isinstance(tree, dict):
-        facts = {field: tree.get(field) for field in ("format_version", "producer", "digest")}
-        emit("".join(f"{field}: {quote(text)}\n" for field, text in facts.items() if isinstance(text, str)))
