@@ -20,9 +20,8 @@ from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.plan import Plan
 
 if TYPE_CHECKING:
-    from bayplan.planner.source import Progress
-
     from bayplan.planner.read_model import ReadModel
+    from bayplan.planner.source import Progress
 
 _SHOWN = 8
 
@@ -33,6 +32,7 @@ def bind_plan(
     *,
     hash_content: bool = False,
     variant: str | None = None,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Return `plan` with the identity and the name rules of `checkpoint`.
@@ -42,15 +42,18 @@ def bind_plan(
         checkpoint: Folder or Hub id.
         hash_content: Hash local shards.
         variant: Which of several checkpoints in the folder.
+        trust_remote_code: Run the code that the plan names: the checkpoint's own, or its factory.
         progress: Told of hashing.
 
     Raises:
+        BayplanError: Binding would run code that the plan names, and `trust_remote_code` is off.
         PlanRefused: FOREIGN: the checkpoint is of another model, or in other data types.
         PlanRefused: STALE: the same model, whose graph differs from the planned one.
         BayplanError: The checkpoint cannot be read or holds no weights.
     """
     from bayplan.planner.read_model import read_model  # torch and transformers
 
+    _check_consent(plan, trust_remote_code=trust_remote_code)
     options = PlanOptions(
         batch=plan.workload.batch,
         context=plan.workload.context,
@@ -77,6 +80,20 @@ def bind_plan(
     )
     bound = msgspec.structs.replace(plan, model=model, rules=tensor_rules(read.sources), applyable=True)
     return sealed(msgspec.structs.replace(bound, applyable=bound.complete and not not_yet_run(bound)))
+
+
+def _check_consent(plan: Plan, *, trust_remote_code: bool) -> None:
+    """A plan is a file from somebody else: it may not run code by being bound."""
+    is_factory = plan.model.library != "transformers"
+    if trust_remote_code or not (plan.model.trust_remote_code or is_factory):
+        return
+    raise BayplanError(
+        "binding would run code that the plan names",
+        where=plan.model.source or plan.model.class_name,
+        got="a factory" if is_factory else "code that comes with the checkpoint",
+        needed="permission to run that code",
+        hint="read the code first; --trust-remote-code runs it",
+    )
 
 
 def _check_same_model(plan: Plan, read: ReadModel, checkpoint: str) -> None:

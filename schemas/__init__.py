@@ -1,1 +1,1 @@
-"""What is written down: plans, inventories, graphs, reports and checkpoint headers. Standard library and msgspec only."""
+"""What is written down: plans, inventories, graphs, reports and checkpoint headers."""

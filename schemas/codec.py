@@ -16,9 +16,9 @@ import msgspec
 
 from bayplan.schemas.errors import BayplanError, OtherVersion, PlanFormatError
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Inventory
+from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, Plan
 from bayplan.schemas.plan_rules import plan_problems
-from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.report import REPORT_FORMAT_VERSION, Report
 from bayplan.schemas.strict_json import JsonError, JsonValue, digest, parse

@@ -68,18 +68,27 @@ def find_model(name: str | None) -> str:
     return str(folder)
 
 
-def measured_inventory(folder: Path, progress: Progress | None) -> Inventory:
+def measured_inventory(model: str, progress: Progress | None) -> Inventory:
     """Return this machine's inventory with rates measured in a few seconds, coarser than `--calibrate` does.
 
+    Where the disk cannot be measured, as on a system that cannot forget a file, the rates are those of the
+    catalogue, and the inventory says so.
+
     Args:
-        folder: On the disk to measure; a temporary file of 128 MiB is written there.
+        model: Its folder is the one to measure, if it is there and may be written to; else the current one.
         progress: Told after every part.
     """
     from bayplan.planner.calibrate import Effort, calibrate
+    from bayplan.planner.calibrate_disk import CalibrationError
     from bayplan.planner.probe import probe_inventory
 
+    probed = probe_inventory()
+    folder = Path(model) if Path(model).is_dir() and os.access(model, os.W_OK) else Path.cwd()
     effort = Effort(file_bytes=128 * 2**20, matrices=4, product_rows=128, blocks=8)
-    return calibrate(probe_inventory(), folder, progress, effort=effort)
+    try:
+        return calibrate(probed, folder, progress, effort=effort)
+    except CalibrationError:
+        return probed
 
 
 def two_plans(model: str, inventory: Inventory, progress: Progress | None) -> tuple[Plan, Plan]:

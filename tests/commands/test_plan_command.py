@@ -178,7 +178,9 @@ def test_bind_rewrites_in_place_and_keeps_unknown_fields(
     assert decoded.digest_matches
     assert decoded.plan.model.checkpoint == smol_plan().model.checkpoint
     assert decoded.tree["novelty"] == {"kept": True}
-    assert [call[1:] for call in binder] == [("weights", {"hash_content": True, "variant": None})]
+    assert [call[1:] for call in binder] == [
+        ("weights", {"hash_content": True, "variant": None, "trust_remote_code": False})
+    ]
 
 
 def test_bind_to_another_file_leaves_the_first(

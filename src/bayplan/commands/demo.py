@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,8 +34,8 @@ def demo(
     from bayplan import demo as steps
 
     name = steps.find_model(model)
-    with ProgressBars() as bars, tempfile.TemporaryDirectory() as scratch:
-        inventory = steps.measured_inventory(Path(scratch), bars)
+    with ProgressBars() as bars:
+        inventory = steps.measured_inventory(name, bars)
         resident, streaming = steps.two_plans(name, inventory, bars)
     _show_plans(inventory, resident, streaming)
     with ProgressBars() as bars:
@@ -81,7 +80,7 @@ def _show_plans(inventory: Inventory, resident: Plan, streaming: Plan) -> None:
         Group(
             Text(
                 f"{printable(model.class_name)}, {millions_text(model.num_params)} parameters,"
-                f" {len(resident.blocks)} blocks; disk {rate}, measured"
+                f" {len(resident.blocks)} blocks; disk {rate}, {inventory.source}"
             ),
             Text("\nplan 1: everything resident", style="bold"),
             render_memory(resident, width),

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bayplan.commands.output import emit, emit_picture, write_file
+from bayplan.commands.forms import AsForm, AsJson, OutputForm
+from bayplan.commands.output import check_target, emit, emit_picture, write_file
 from bayplan.schemas.codec import encode_inventory
 
 DeclaredDevices = Annotated[
@@ -34,7 +35,6 @@ InventoryOutput = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write the inventory here, for plan -i."),
 ]
-InventoryAsJson = Annotated[bool, typer.Option("--json", help="Print the inventory as JSON.")]
 
 
 def inventory(
@@ -44,9 +44,11 @@ def inventory(
     disk: DiskRate = None,
     calibrate: Calibrate = False,
     output: InventoryOutput = None,
-    json: InventoryAsJson = False,
+    form: AsForm = OutputForm.TEXT,
+    json: AsJson = False,
 ) -> None:
     """Probe this machine, or declare another one from the catalogue."""
+    check_target(output)
     if device or cpu is not None or host_memory is not None or disk is not None:
         from bayplan.planner.declare import declare_inventory
 
@@ -64,7 +66,7 @@ def inventory(
     data = encode_inventory(found)
     if output is not None:
         write_file(output, data)
-    if json:
+    if json or form is OutputForm.JSON:
         emit(data.decode())
     else:
         from bayplan.planner.show_inventory import render_inventory

@@ -5,6 +5,7 @@ Owns both streams and what happens when one cannot take more. Commands never tou
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -102,6 +103,21 @@ def _drawn(picture: RenderableType, *, to_stderr: bool) -> str:
     with console.capture() as capture:
         console.print(picture)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def check_target(path: Path | None) -> None:
+    """Check before long work that its result can be written where it is wanted.
+
+    Raises:
+        OutputError: There is no such folder.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise OutputError(
+            "cannot write the file",
+            where=str(path),
+            got=os.strerror(errno.ENOENT),
+            hint="create the folder first",
+        )
 
 
 def write_file(path: Path, data: bytes) -> None:

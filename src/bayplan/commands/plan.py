@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bayplan.commands.output import emit, emit_picture, picture_width, say, write_file
+from bayplan.commands.forms import AsForm, AsJson, OutputForm
+from bayplan.commands.output import check_target, emit, emit_picture, picture_width, say, write_file
 from bayplan.commands.plan_options import (
     Batch,
     BoundCheckpoint,
@@ -23,7 +24,6 @@ from bayplan.commands.plan_options import (
     ObjectiveChoice,
     OutputFile,
     Pins,
-    PlanAsJson,
     PlanFile,
     PrefillChunk,
     TrustRemoteCode,
@@ -56,9 +56,11 @@ def plan(
     variant: Variant = None,
     hash_content: Hash = False,
     trust_remote_code: TrustRemoteCode = False,
-    json: PlanAsJson = False,
+    form: AsForm = OutputForm.TEXT,
+    json: AsJson = False,
 ) -> None:
     """Work out where every block of a model goes, and write it down."""
+    check_target(output)
     from bayplan.planner.api import make_plan
     from bayplan.planner.options import PlanOptions
 
@@ -84,7 +86,8 @@ def plan(
         planned = make_plan(model, options, bars)
     for warning in planned.warnings:
         say(f"warning: {warning}")
-    _hand_over(planned.plan, encode_plan(planned.plan), output, json=json)
+    data = encode_plan(planned.plan)
+    _hand_over(planned.plan, data, output, json=json or form is OutputForm.JSON)
 
 
 def bind(
@@ -93,9 +96,12 @@ def bind(
     variant: Variant = None,
     hash_content: Hash = False,
     output: BoundOutput = None,
-    json: PlanAsJson = False,
+    trust_remote_code: TrustRemoteCode = False,
+    form: AsForm = OutputForm.TEXT,
+    json: AsJson = False,
 ) -> None:
     """Give a plan that was made from a config the identity of its checkpoint."""
+    check_target(output)
     decoded = read_plan(plan)
     if not decoded.digest_matches:
         raise PlanRefused(
@@ -116,8 +122,16 @@ def bind(
     from bayplan.planner.bind import bind_plan
 
     with ProgressBars() as bars:
-        bound = bind_plan(decoded.plan, checkpoint, hash_content=hash_content, variant=variant, progress=bars)
-    _hand_over(bound, encode_plan(bound, onto=decoded.tree), output or plan, json=json)
+        bound = bind_plan(
+            decoded.plan,
+            checkpoint,
+            hash_content=hash_content,
+            variant=variant,
+            trust_remote_code=trust_remote_code,
+            progress=bars,
+        )
+    data = encode_plan(bound, onto=decoded.tree)
+    _hand_over(bound, data, output or plan, json=json or form is OutputForm.JSON)
 
 
 def _hand_over(plan: Plan, data: bytes, output: Path | None, *, json: bool) -> None:

@@ -79,7 +79,6 @@ Variant = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
 ]
-PlanAsJson = Annotated[bool, typer.Option("--json", help="Print the plan itself instead of a picture.")]
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 BoundCheckpoint = Annotated[

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bayplan.commands.output import emit, say_picture, write_file
+from bayplan.commands.forms import AsForm, AsJson, OutputForm
+from bayplan.commands.output import check_target, emit, say_picture, write_file
 from bayplan.commands.plan_options import PlanFile, TrustRemoteCode
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_report, read_plan
@@ -45,7 +46,6 @@ Devices = Annotated[
 ReportFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write predicted beside measured here.")
 ]
-ReportAsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of the output.")]
 
 
 def run(
@@ -58,9 +58,11 @@ def run(
     on: Devices = None,
     trust_remote_code: TrustRemoteCode = False,
     report: ReportFile = None,
-    json: ReportAsJson = False,
+    form: AsForm = OutputForm.TEXT,
+    json: AsJson = False,
 ) -> None:
     """Load a model by its plan and generate, or run one forward."""
+    check_target(report)
     devices = _devices(on or (), plan)
     from bayplan.executor.run import DEFAULT_NEW_TOKENS, run_plan
 
@@ -78,7 +80,7 @@ def run(
         )
     data = encode_report(result.report)
     # The output first: it must not be lost where the report cannot be written.
-    if json:
+    if json or form is OutputForm.JSON:
         emit(data.decode())
     else:
         from bayplan.planner.show_report import render_report

@@ -38,6 +38,8 @@ FOREIGN_FAULTS = (
 )
 """What other people's configs and constructors are seen to raise; anything else shows as it is."""
 
+_MAX_FAULT_CHARS = 300
+
 _BUILDABLE_DTYPES = frozenset({"fp64", "fp32", "bf16", "fp16"})
 """Those that torch takes as default dtype."""
 
@@ -127,9 +129,11 @@ def _unknown_model_type(file: Path, model_type: str, *, has_remote_code: bool) -
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's class and the first line of its text: many span screens."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Return an error's class and its text on one line, cut where a screen would end: some span several."""
+    text = " ".join(str(error).split())
+    if len(text) > _MAX_FAULT_CHARS:
+        text = f"{text[:_MAX_FAULT_CHARS]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def choose_class(
