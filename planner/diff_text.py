@@ -225,6 +225,9 @@ def _leaves(path: str, before: Leaf, after: Leaf) -> tuple[str, str]:
     old, new = _leaf_text(path, before), _leaf_text(path, after)
     if old != new:
         return old, new
+    if isinstance(before, int) and isinstance(after, int):
+        unit = " ns" if path.endswith("_ns") else " B" if "bytes" in path else ""
+        return f"{before}{unit}", f"{after}{unit}"
     old, new = str(before), str(after)
     common = next((at for at, (left, right) in enumerate(zip(old, new, strict=False)) if left != right), 0)
     start = max(0, common - _CONTEXT_CHARS)

@@ -14,7 +14,7 @@ from sample_plans import large_plan, smol_plan
 
 from bayplan.planner.diff import diff_plans
 from bayplan.planner.diff_show import render_diff
-from bayplan.planner.diff_text import summary_line
+from bayplan.planner.diff_text import diff_tables, summary_line
 from bayplan.planner.markdown import diff_markdown
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.diff import BlockChange, ChangeKind, PlanDiff
@@ -260,3 +260,14 @@ def test_step_in_the_summary_line(old_ns: int, new_ns: int, step: str) -> None:
         for plan, ns in ((smol_plan(), old_ns), (smol_plan(), new_ns))
     ]
     assert summary_line(diff_plans(*plans)).endswith(f"; {step}")
+
+
+def test_durations_that_read_alike_are_told_in_full_with_their_unit() -> None:
+    plan = smol_plan()
+    summary = msgspec.structs.replace(plan.summary, predicted_first_output_ns=4_302_084)
+    later = msgspec.structs.replace(summary, predicted_first_output_ns=4_302_166)
+    found = diff_plans(
+        msgspec.structs.replace(plan, summary=summary), msgspec.structs.replace(plan, summary=later)
+    )
+    rows = [row for table in diff_tables(found) for row in table.rows]
+    assert [row[1:3] for row in rows if "first output" in row[0]] == [("4302084 ns", "4302166 ns")]
