@@ -103,16 +103,6 @@ class Arena:
         self._used_bytes = 0
         self._region: Region | None = _reserve(self.num_bytes, device)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes carved so far, alignment included."""
-        return self._used_bytes
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `close` was not called yet."""
-        return self._region is not None
-
     def carve(self, num_bytes: int) -> Region:
         """Return the next `num_bytes` bytes; asking for more than was reserved is a bug of the caller."""
         assert self._region is not None, "an arena is carved before it is closed"

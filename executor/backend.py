@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from bayplan.executor.arena import Arena
-from bayplan.executor.host_memory import process_bytes
+from bayplan.executor.host_memory import host_memory_notes, process_bytes
 
 if TYPE_CHECKING:
     from bayplan.schemas.types import DeviceId
@@ -51,6 +51,9 @@ class DeviceBackend(Protocol):
     def memory_bytes(self) -> int:
         """Return what the process holds on the device now."""
 
+    def memory_notes(self) -> tuple[str, ...]:
+        """Return what a reader of the memory's figures should know, one sentence each."""
+
 
 class CpuBackend:
     """The host as a device that computes."""
@@ -79,6 +82,10 @@ class CpuBackend:
     def memory_bytes(self) -> int:
         """Return anonymous and locked memory of the process, page cache not counted."""
         return process_bytes()
+
+    def memory_notes(self) -> tuple[str, ...]:
+        """Return what this system does not report, and what was counted instead."""
+        return host_memory_notes()
 
 
 class _PassedEvent:

@@ -5,19 +5,17 @@ Downloads only what the plan names: its shards, and the small files beside them.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayplan.schemas.checkpoint import LocalCheckpoint, open_folder
+from bayplan.schemas.checkpoint import LocalCheckpoint, open_shards
 from bayplan.schemas.checkpoint_index import check_shard_name
 from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.hub_id import parse_hub_id
 
 if TYPE_CHECKING:
     from bayplan.schemas.plan import Plan
 
-_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_VARIANT = re.compile(r"[^.]+\.(?P<variant>[A-Za-z0-9_]+?)(?:-[0-9]+-of-[0-9]+)?\.safetensors")
 _SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 
 
@@ -25,15 +23,17 @@ def open_checkpoint(plan: Plan, checkpoint: Path | str | None) -> LocalCheckpoin
     """Return the opened checkpoint for a bound plan.
 
     Args:
-        plan: Names the shards, and with them the variant; its source is where the checkpoint comes from if
-            nothing else is given.
-        checkpoint: A folder, or a Hub id `org/name[@revision]`; None: the plan's source.
+        plan: Names the shards; its source is where the checkpoint comes from if nothing else is given.
+        checkpoint: A folder, a file in it, or a Hub id `org/name[@revision]`; None: the plan's source.
+
+    Returns:
+        With the planned shards; where some are missing, `identify` names the differences.
 
     Raises:
         UsageError: Nothing given, and the plan has no source.
         BayplanError: No such folder, and no Hub id either.
         BayplanError: The Hub does not give it.
-        CheckpointError: As `open_folder`.
+        CheckpointError, JsonError: As `open_shards`.
     """
     assert plan.model.checkpoint is not None, "only bound plans have a checkpoint"
     names = [shard.file for shard in plan.model.checkpoint.shards]
@@ -48,15 +48,14 @@ def open_checkpoint(plan: Plan, checkpoint: Path | str | None) -> LocalCheckpoin
         )
     folder = Path(given)
     if not folder.exists():
-        hub_id = _HUB_ID.fullmatch(str(given))
+        hub_id = parse_hub_id(str(given))
         if hub_id is None:
             raise BayplanError(
                 "no such checkpoint", where=str(given), needed="a folder, or a Hub id such as org/name"
             )
-        revision = hub_id["revision"] or (plan.model.revision if checkpoint is None else None)
-        folder = _download(hub_id["repo"], revision, names, with_code=plan.model.trust_remote_code)
-    variant = _VARIANT.fullmatch(names[0]) if names else None
-    return open_folder(folder, variant=variant["variant"] if variant else None)
+        revision = hub_id.revision or (plan.model.revision if checkpoint is None else None)
+        folder = _download(hub_id.repo, revision, names, with_code=plan.model.trust_remote_code)
+    return open_shards(folder, names)
 
 
 def _download(repo: str, revision: str | None, names: list[str], *, with_code: bool) -> Path:

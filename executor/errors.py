@@ -279,6 +279,43 @@ class ContextExceededError(BayplanError):
         self.noun, self.planned = noun, planned
 
 
+class KeptOutputsError(BayplanError):
+    """A forward would hand back more than the plan reserves activations for.
+
+    Attributes:
+        kept_bytes: What the outputs take, by noun.
+        planned_bytes: Upper bound of the activations.
+    """
+
+    def __init__(self, kept_bytes: dict[str, int], *, planned_bytes: int, remedies: tuple[str, ...]) -> None:
+        """Make the text from the facts."""
+        parts = ", ".join(f"{format_size(count)} of {noun}" for noun, count in kept_bytes.items())
+        super().__init__(
+            "the outputs of this forward take more memory than planned for activations",
+            got=parts,
+            needed=f"at most {format_size(planned_bytes)}",
+            hint=" and ".join(remedies),
+        )
+        self.kept_bytes, self.planned_bytes = kept_bytes, planned_bytes
+
+
+class ThreadStartError(BayplanError):
+    """The system gives no further thread.
+
+    Attributes:
+        thread: What it is for.
+    """
+
+    def __init__(self, thread: str, *, reason: str) -> None:
+        """Make the text from the facts."""
+        super().__init__(
+            f"the {thread} thread cannot be started",
+            got=reason,
+            hint="raise the limit of threads (`ulimit -u`, or pids of the container), or stop other processes",
+        )
+        self.thread = thread
+
+
 class StreamedWeightsError(BayplanError):
     """An operation on all weights of a model of which only a part is in memory.
 

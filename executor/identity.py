@@ -70,14 +70,20 @@ def identify(plan: Plan, checkpoint: LocalCheckpoint) -> IdentifiedCheckpoint:
 
     Raises:
         PlanRefused: FOREIGN: the folder holds another model.
+        PlanRefused: FOREIGN: its config is not the planned one, and makes no model here.
         PlanRefused: STALE: the same model, but config or shards are not the planned ones; each is named.
         BayplanError: The folder has no config.
+        BayplanError: The config cannot be read.
         SafetensorsFormatError: A shard is too short for its header, or cannot be read.
     """
     assert plan.model.checkpoint is not None, "only bound plans are identified"
     if checkpoint.config_path is None:
         raise BayplanError("no config beside the weights", where=str(checkpoint.folder), needed=CONFIG_NAME)
-    config_bytes = checkpoint.config_path.read_bytes()
+    try:
+        config_bytes = checkpoint.config_path.read_bytes()
+    except OSError as error:
+        where, got = str(checkpoint.config_path), error.strerror or str(error)
+        raise BayplanError("the config cannot be read", where=where, got=got) from error
     is_same_config = sha256_digest(config_bytes) == plan.model.config_digest
     if not is_same_config:
         _refuse_other_model(plan, checkpoint)
@@ -104,6 +110,7 @@ def check_tree(plan: Plan, model: nn.Module) -> None:
 
     Raises:
         PlanRefused: FOREIGN: other tensors from the same config, as another version of the library may have.
+        PlanRefused: FOREIGN: another implementation of attention or of experts.
     """
     import transformers
 
@@ -116,15 +123,20 @@ def check_tree(plan: Plan, model: nn.Module) -> None:
             needed=f"tree {plan.model.tree_digest[:19]}, planned with {plan.model.library_version}",
             hint="install the planned version, or plan again with this one",
         )
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if plan.model.attn_implementation not in (None, attention):
-        raise PlanRefused(
-            RefusalKind.FOREIGN,
-            "another attention implementation gives other bits",
-            got=str(attention),
-            needed=plan.model.attn_implementation or "",
-            hint="plan again on a machine with the same libraries",
-        )
+    config = getattr(model, "config", None)
+    for noun, attribute, planned in (
+        ("attention", "_attn_implementation", plan.model.attn_implementation),
+        ("experts", "_experts_implementation", plan.model.experts_implementation),
+    ):
+        there = getattr(config, attribute, None)
+        if planned is not None and there != planned:
+            raise PlanRefused(
+                RefusalKind.FOREIGN,
+                f"another {noun} implementation gives other bits",
+                got=str(there),
+                needed=planned,
+                hint="plan again on a machine with the same libraries",
+            )
 
 
 def verify_content(plan: Plan, identified: IdentifiedCheckpoint, progress: Progress) -> bool:
@@ -155,8 +167,21 @@ def verify_content(plan: Plan, identified: IdentifiedCheckpoint, progress: Progr
 
 def _refuse_other_model(plan: Plan, checkpoint: LocalCheckpoint) -> None:
     """Raise if the folder's config makes another model than the planned one."""
+    where = str(checkpoint.folder)
+    hint = "give the folder of the planned model, or plan for this one"
+    needed = f"{plan.model.class_name} ({plan.model.num_params} parameters)"
+    try:
+        config = load_config(checkpoint.folder, trust_remote_code=plan.model.trust_remote_code)
+    except ModelError as error:
+        raise PlanRefused(
+            RefusalKind.FOREIGN,
+            "the folder's config is another, and makes no model here",
+            where=where,
+            got=error.what + (f" ({error.got})" if error.got else ""),
+            needed=needed,
+            hint=hint,
+        ) from error
     cause: ModelError | None = None
-    config = load_config(checkpoint.folder, trust_remote_code=plan.model.trust_remote_code)
     try:
         model = build_planned_model(plan, checkpoint.folder)
     except ModelError as error:
@@ -169,10 +194,10 @@ def _refuse_other_model(plan: Plan, checkpoint: LocalCheckpoint) -> None:
     raise PlanRefused(
         RefusalKind.FOREIGN,
         "the folder holds another model",
-        where=str(checkpoint.folder),
+        where=where,
         got=f"{named} ({got})",
-        needed=f"{plan.model.class_name} ({plan.model.num_params} parameters)",
-        hint="give the folder of the planned model, or plan for this one",
+        needed=needed,
+        hint=hint,
     ) from cause
 
 

@@ -49,15 +49,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[PlacedTensor, ...]
     """In the order of the module tree."""
 
-    def of_block(self, block: Fqn) -> tuple[PlacedTensor, ...]:
-        """Return the tensors that count for `block`."""
-        return tuple(placed for placed in self.tensors if placed.block == block)
-
-    @property
-    def resident_parameters(self) -> tuple[PlacedTensor, ...]:
-        """Parameters that stay in memory."""
-        return tuple(placed for placed in self.tensors if placed.slot_offset is None and not placed.is_buffer)
-
 
 def make_layout(plan: Plan, model: nn.Module) -> Layout:
     """Return the place of every tensor.

@@ -14,14 +14,8 @@ from bayplan.schemas.types import Backend
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bayplan.schemas.plan import Ledger, Plan
+    from bayplan.schemas.plan import Plan
     from bayplan.schemas.types import DeviceId
-
-
-def ledger_bytes(ledger: Ledger) -> int:
-    """Return the upper bound of a ledger without `runtime`, which is in use already when a plan is run."""
-    parts = (ledger.weights, ledger.kv, ledger.activations, ledger.staging, ledger.load_transient)
-    return sum(hi for _lo, hi in parts)
 
 
 def match_devices(plan: Plan, on: Mapping[str, str]) -> dict[DeviceId, DeviceBackend]:
@@ -66,7 +60,8 @@ def match_devices(plan: Plan, on: Mapping[str, str]) -> dict[DeviceId, DeviceBac
                 got=str(device.backend),
                 needed="cpu",
             )
-        needed_bytes, capacity_bytes = ledger_bytes(device.ledger), host_capacity_bytes()
+        # What `runtime` counts is in use already.
+        needed_bytes, capacity_bytes = device.ledger.budgeted_bytes, host_capacity_bytes()
         if needed_bytes > capacity_bytes:
             raise PlanRefused(
                 RefusalKind.FOREIGN,
@@ -88,7 +83,6 @@ def check_free_memory(plan: Plan) -> None:
     """
     available_bytes = host_available_bytes()
     for device in plan.devices:
-        if device.backend == Backend.CPU and ledger_bytes(device.ledger) > available_bytes:
-            raise MemoryBudgetError(
-                device.id, needed_bytes=ledger_bytes(device.ledger), available_bytes=available_bytes
-            )
+        needed_bytes = device.ledger.budgeted_bytes
+        if device.backend == Backend.CPU and needed_bytes > available_bytes:
+            raise MemoryBudgetError(device.id, needed_bytes=needed_bytes, available_bytes=available_bytes)

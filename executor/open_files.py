@@ -47,11 +47,6 @@ class OpenFiles:
         self._max_open = max_open
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
-    @property
-    def num_open(self) -> int:
-        """Files open now."""
-        return len(self._descriptors)
-
     def path(self, file: str) -> Path:
         """Return where the file is."""
         return self._folder / file

@@ -19,6 +19,7 @@ from bayplan.executor.errors import (
     ShardChangedError,
     ShardReadError,
     StreamError,
+    ThreadStartError,
     TruncatedShardError,
 )
 from bayplan.executor.ring_state import BlockCounts, RingState, Slot, SlotState
@@ -78,8 +79,15 @@ class Ring:
         self._thread = threading.Thread(target=self._run, name="bayplan-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to read ahead."""
-        self._thread.start()
+        """Begin to read ahead.
+
+        Raises:
+            ThreadStartError: The system gives no thread.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise ThreadStartError("reader", reason=str(error)) from error
 
     def acquire(self, block: int) -> None:
         """Return when the bytes of `block` are in its slot; they stay until `release`.

@@ -1,19 +1,22 @@
 """The planned workload as a limit: what goes beyond it was not reserved memory for.
 
-Looks at the shapes of a forward's inputs and at the length of its cache; costs microseconds.
+Looks at the shapes of a forward's inputs, at the length of its cache and at what it is asked to hand back;
+costs microseconds. Holds no module, so that a copy of a model can take it along.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
+from torch import nn
 
 from bayplan.executor.errors import ContextExceededError
+from bayplan.executor.kept_outputs import KeptOutputs
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Callable
 
     from bayplan.schemas.plan import Workload
 
@@ -21,46 +24,103 @@ _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
+class Call(NamedTuple):
+    """What one forward of the root works on, in positions of each sequence; of the decoder if there is one."""
+
+    num_cached: int
+    num_new: int
+
+
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """Return the encoder that `generate()` calls by itself, past the root; None: there is only one stack."""
+    if not _has_encoder(model):
+        return None
+    get_encoder = cast("Callable[[], object] | None", getattr(model, "get_encoder", None))
+    found = get_encoder() if get_encoder is not None else None
+    return found if isinstance(found, nn.Module) and found is not model else None
+
+
 class WorkloadGuard:
-    """Checks the inputs of a model's forward."""
+    """Checks the inputs of a model's forward, and of its encoder's."""
 
-    def __init__(self, model: nn.Module, workload: Workload) -> None:
-        """Check calls of `model` against `workload`."""
+    def __init__(self, model: nn.Module, workload: Workload, *, activation_bytes: int) -> None:
+        """Check calls of `model`.
+
+        Args:
+            model: Its signature and config count; parameters may be on meta.
+            workload: As planned.
+            activation_bytes: Upper bound of the planned activations where the outputs are.
+        """
         self._workload = workload
-        self._names = tuple(inspect.signature(model.forward).parameters)
-        self._main_input = getattr(model, "main_input_name", "input_ids")
-        config = getattr(model, "config", None)
-        self._has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+        self._kept = KeptOutputs(model, workload, activation_bytes=activation_bytes)
+        self._names = _parameters(model)
+        self._main_input = str(getattr(model, "main_input_name", "input_ids"))
+        self._has_encoder = _has_encoder(model)
+        encoder = encoder_of(model)
+        self._encoder_names = _parameters(encoder) if encoder is not None else ()
 
-    def check(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Check one call.
+    def check(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Call:
+        """Check one call of the root.
 
         Args:
             args: Positional arguments of the forward.
             kwargs: Its keyword arguments.
 
         Returns:
-            Whether the call is a step of a generation: one that finds something in its cache.
+            How many positions are there and how many come.
 
         Raises:
             ContextExceededError: More sequences, positions or cached positions than planned.
+            KeptOutputsError: The outputs would take more memory than the planned activations.
         """
         inputs = dict(zip(self._names, args, strict=False)) | kwargs
         workload = self._workload
-        main = inputs.get(self._main_input)
-        if isinstance(main, torch.Tensor) and main.dim() > 0:
-            _check("sequences", main.shape[0], workload.batch, "--batch")
+        encoded = _first_tensor(inputs.get("encoder_outputs"))
+        batch = max(self._batch(inputs, _DECODER_INPUTS), encoded.shape[0] if encoded is not None else 0)
+        _check("sequences", batch, workload.batch, "--batch")
         num_cached = _num_cached(inputs)
-        num_text = _num_positions(inputs, _TEXT_INPUTS)
+        num_encoder, num_new = 0, _num_positions(inputs, _TEXT_INPUTS)
         if self._has_encoder:
-            if workload.encoder_context is not None:
-                _check("encoder positions", num_text, workload.encoder_context, "--encoder-context")
-            num_new = _num_positions(inputs, _DECODER_INPUTS)
-        else:
-            num_new = num_text
+            num_encoder, num_new = num_new, _num_positions(inputs, _DECODER_INPUTS)
+            # How many positions an image has follows from the model, not from the plan.
+            if encoded is not None and encoded.dim() > 2 and self._main_input != "pixel_values":
+                num_encoder = int(encoded.shape[1])
+            self._check_encoder_positions(num_encoder)
         _check("positions", num_cached + num_new, workload.context, "--context")
         _check("positions in one forward", num_new, workload.prefill_chunk, "--prefill-chunk")
-        return num_cached > 0
+        self._kept.check(
+            inputs, batch=batch, num_new=num_new, num_cached=num_cached, num_encoder=num_encoder
+        )
+        return Call(num_cached, num_new)
+
+    def check_encoder(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Check one call of the encoder; arguments as for `check`.
+
+        Raises:
+            ContextExceededError: More sequences or positions than planned.
+        """
+        inputs = dict(zip(self._encoder_names, args, strict=False)) | kwargs
+        _check("sequences", self._batch(inputs, ()), self._workload.batch, "--batch")
+        self._check_encoder_positions(_num_positions(inputs, _TEXT_INPUTS))
+
+    def _batch(self, inputs: dict[str, object], further: tuple[str, ...]) -> int:
+        found = [inputs.get(name) for name in (self._main_input, *_TEXT_INPUTS, *further)]
+        return max(
+            (int(value.shape[0]) for value in found if isinstance(value, torch.Tensor) and value.dim() > 0),
+            default=0,
+        )
+
+    def _check_encoder_positions(self, got: int) -> None:
+        if self._workload.encoder_context is not None:
+            _check("encoder positions", got, self._workload.encoder_context, "--encoder-context")
+
+
+def _has_encoder(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _parameters(module: nn.Module) -> tuple[str, ...]:
+    return tuple(inspect.signature(module.forward).parameters)
 
 
 def _check(noun: str, got: int, planned: int, option: str) -> None:
@@ -83,3 +143,10 @@ def _num_cached(inputs: dict[str, object]) -> int:
         if callable(get_seq_length):
             return int(get_seq_length())
     return 0
+
+
+def _first_tensor(value: object) -> torch.Tensor | None:
+    """Return what an encoder gave: a tuple or one of transformers' outputs, whose first member it is."""
+    found = value[0] if isinstance(value, (tuple, list)) and value else value
+    found = getattr(found, "last_hidden_state", found)
+    return found if isinstance(found, torch.Tensor) else None

@@ -51,17 +51,17 @@ NOTHING_STREAMS = StreamChoice(
 
 
 class _Taken(NamedTuple):
-    """How many of one size, and of the sizes before it."""
+    """How many of one size stay, after those of the sizes before it."""
 
     before: _Taken | None
-    count: int
+    num_taken: int
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of adding."""
         counts: list[int] = []
         taken: _Taken | None = self
         while taken is not None:
-            counts.append(taken.count)
+            counts.append(taken.num_taken)
             taken = taken.before
         return tuple(reversed(counts))
 

@@ -18,6 +18,7 @@ from bayplan.planner.hub import HubModel, holds_weights, read_hub_model
 from bayplan.schemas.checkpoint import CONFIG_NAME, LocalCheckpoint, locate_tensors, open_folder
 from bayplan.schemas.checkpoint_index import check_index_against_headers
 from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.hub_id import parse_hub_id
 from bayplan.schemas.plan import Shard
 from bayplan.schemas.safetensors_header import RawHeader, SafetensorsHeader, read_raw_header
 from bayplan.schemas.strict_json import sha256_digest
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done and how much there is in all."""
 
-_HUB_ID = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.][\w./-]*))?", re.ASCII
-)
 _FACTORY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _HASH_BYTES = 8 * 2**20
 
@@ -99,16 +97,16 @@ def open_source(name: str, options: PlanOptions, progress: Progress | None = Non
         )
     if path.exists():
         return _open_local(name, path, options, progress)
-    hub_id = _HUB_ID.fullmatch(name)
-    if hub_id is None or name.startswith("."):
+    hub_id = parse_hub_id(name)
+    if hub_id is None:
         raise SourceError(
             "no such model",
             where=name,
             needed="a folder with config.json, a Hub id such as org/name, or package.module:factory",
         )
     model = read_hub_model(
-        hub_id["repo"],
-        hub_id["revision"],
+        hub_id.repo,
+        hub_id.revision,
         variant=options.variant,
         with_code=options.trust_remote_code,
         progress=progress,
@@ -118,7 +116,7 @@ def open_source(name: str, options: PlanOptions, progress: Progress | None = Non
     headers, shards = _parsed_hub(model)
     return ModelSource(
         label=name,
-        source=hub_id["repo"],
+        source=hub_id.repo,
         revision=model.commit,
         factory=None,
         config_path=model.config_path,
@@ -133,12 +131,12 @@ def _open_factory(name: str, options: PlanOptions, progress: Progress | None) ->
     shards: tuple[Shard, ...] = ()
     if options.checkpoint is not None:
         path = Path(options.checkpoint)
-        hub_id = _HUB_ID.fullmatch(options.checkpoint)
+        hub_id = parse_hub_id(options.checkpoint)
         if path.exists() or hub_id is None:
             headers, shards = _read_local(open_folder(path, variant=options.variant), options, progress)
         else:
             model = read_hub_model(
-                hub_id["repo"], hub_id["revision"], variant=options.variant, progress=progress
+                hub_id.repo, hub_id.revision, variant=options.variant, progress=progress
             )
             headers, shards = _parsed_hub(model)
     return ModelSource(

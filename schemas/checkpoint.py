@@ -17,11 +17,14 @@ from bayplan.schemas.checkpoint_index import (
     CheckpointRule,
     ShardIndex,
     check_index_against_headers,
+    check_shard_name,
+    resolve_shard,
 )
 from bayplan.schemas.safetensors_header import SafetensorsHeader, TensorEntry
+from bayplan.schemas.strict_json import JsonError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CONFIG_NAME = "config.json"
 
@@ -35,7 +38,7 @@ class LocalCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     shard_names: tuple[str, ...]
     """At least one; relative to the folder with `/` between folders, sorted."""
     index: ShardIndex | None
-    """None where the checkpoint is a single file."""
+    """None where the checkpoint is a single file, or its shards were asked for by name."""
 
     def shard_path(self, name: str) -> Path:
         """Return where shard `name` of this checkpoint is."""
@@ -68,13 +71,58 @@ def open_folder(path: Path | str, *, variant: str | None = None) -> LocalCheckpo
         JsonError: As `find_checkpoint`: the index is no strict JSON.
     """
     files = find_checkpoint(Path(path), variant=variant)
-    config_path = files.folder / CONFIG_NAME
     return LocalCheckpoint(
         folder=files.folder,
-        config_path=config_path if config_path.is_file() else None,
+        config_path=_config_in(files.folder),
         shard_names=tuple(shard.relative_to(files.folder).as_posix() for shard in files.shards),
         index=files.index,
     )
+
+
+def open_shards(path: Path | str, shard_names: Sequence[str]) -> LocalCheckpoint:
+    """Return the checkpoint at `path` that has these shards, however its files are called otherwise.
+
+    For a reader that knows its shards by name and by the bytes of their headers: such a reader needs no index,
+    and a folder with several checkpoints holds no question.
+
+    Args:
+        path: The folder, or one of its files as for `open_folder`.
+        shard_names: At least one, relative to the folder.
+
+    Returns:
+        With exactly these shards where all are there. Else those of them that are there, beside what the
+        folder holds in their place, so that the caller can name the differences.
+
+    Raises:
+        CheckpointError: SHARD_NAME, OUTSIDE_FOLDER: as `resolve_shard`.
+        CheckpointError, JsonError: As `open_folder`, where nothing of safetensors is there, or `path` is a
+            file that is none of the shards.
+    """
+    folder = Path(path)
+    if folder.is_file():
+        if folder.name not in shard_names:
+            return open_folder(folder)
+        folder = folder.parent
+    for name in shard_names:
+        check_shard_name(name, where=str(folder))
+    there = {name for name in shard_names if (folder / name).is_file()}
+    for name in there:
+        resolve_shard(folder, name, where=str(folder))
+    if len(there) < len(shard_names):
+        try:
+            there |= set(open_folder(folder).shard_names)
+        except (CheckpointError, JsonError):
+            there |= {file.name for file in folder.glob("*.safetensors")}
+            if not there:
+                raise
+    return LocalCheckpoint(
+        folder=folder, config_path=_config_in(folder), shard_names=tuple(sorted(there)), index=None
+    )
+
+
+def _config_in(folder: Path) -> Path | None:
+    path = folder / CONFIG_NAME
+    return path if path.is_file() else None
 
 
 def locate_tensors(

@@ -190,6 +190,17 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     runtime: BytesRange
     """Interpreter, libraries, device context: outside the budget."""
 
+    @property
+    def budgeted_bytes(self) -> int:
+        """Upper bound of what the budget is for: all components but `runtime`."""
+        parts = (self.weights, self.kv, self.activations, self.staging, self.load_transient)
+        return sum(hi for _lo, hi in parts)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Upper bound of all components together."""
+        return self.budgeted_bytes + self.runtime[1]
+
 
 class PlannedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device's share."""

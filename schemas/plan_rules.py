@@ -71,14 +71,13 @@ def _device_problems(plan: Plan) -> Problems:
             planned, there = (msgspec.to_builtins(getattr(source, field)) for source in (device, declared))
             if planned != there:
                 yield f"{path}.{field}", f"{planned!r} but the inventory says {there!r}"
-        total = 0
         for component in Ledger.__struct_fields__:
             lo, hi = getattr(device.ledger, component)
             if lo > hi:
                 yield f"{path}.ledger.{component}", f"lower bound {lo} is above upper bound {hi}"
-            total += hi if component != "runtime" else 0
-        if total > device.budget_bytes:
-            yield f"{path}.ledger", f"needs {total} bytes, budget is {device.budget_bytes}"
+        needed_bytes = device.ledger.budgeted_bytes
+        if needed_bytes > device.budget_bytes:
+            yield f"{path}.ledger", f"needs {needed_bytes} bytes, budget is {device.budget_bytes}"
 
 
 def _block_problems(plan: Plan) -> Problems:

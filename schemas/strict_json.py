@@ -116,7 +116,7 @@ def parse(
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         fail(JsonRule.NOT_UTF8, "not UTF-8", f"byte {data[error.start]:#04x} at offset {error.start}")
-    if _is_deeper(data, max_depth):
+    if is_deeper(data, max_depth):
         fail(JsonRule.TOO_DEEP, "nested too deeply", needed=f"at most {max_depth} levels")
     try:
         value: JsonValue = json.loads(
@@ -133,8 +133,13 @@ def parse(
     return value
 
 
-def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Whether brackets outside strings nest beyond `max_depth`, found without recursion."""
+def is_deeper(data: bytes, max_depth: int) -> bool:
+    """Return whether brackets outside strings nest beyond `max_depth`, found without recursion.
+
+    Args:
+        data: JSON, or what claims to be.
+        max_depth: Most levels of objects and arrays.
+    """
     if data.count(b"[") + data.count(b"{") <= max_depth:
         return False
     depth = 0

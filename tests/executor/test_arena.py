@@ -23,7 +23,7 @@ def test_pieces_are_aligned_and_do_not_overlap(sizes: list[int]) -> None:
     assert [bytes(region.memory()) for region in regions] == [
         bytes([number]) * size for number, size in enumerate(sizes)
     ]
-    assert arena.used_bytes == arena.num_bytes
+    assert arena._used_bytes == arena.num_bytes
 
 
 def test_tensor_sees_what_is_read_into_its_region() -> None:
@@ -59,7 +59,6 @@ def test_memory_returns_when_the_last_tensor_is_gone() -> None:
     arena.close()
     gc.collect()
     assert mapping() is not None
-    assert not arena.is_open
     del tensor
     gc.collect()
     assert mapping() is None

@@ -9,7 +9,7 @@ from plan_maker import make_plan
 
 from bayplan.executor.errors import PlanContradictionError, TensorMismatchError, TensorMissingError
 from bayplan.executor.identity import build_planned_model
-from bayplan.executor.layout import Layout, make_layout
+from bayplan.executor.layout import Layout, PlacedTensor, make_layout
 from bayplan.executor.materialize import check_nothing_on_meta
 from bayplan.executor.sources import TensorSources, find_sources
 from bayplan.schemas.checkpoint import TensorPlace, locate_tensors, open_folder
@@ -48,6 +48,10 @@ def with_block(plan: Plan, block_id: str, **fields: object) -> Plan:
     return msgspec.structs.replace(plan, blocks=blocks)
 
 
+def of_block(layout: Layout, block_id: str) -> list[PlacedTensor]:
+    return [placed for placed in layout.tensors if placed.block == block_id]
+
+
 def block_of(plan: Plan, block_id: str) -> Block:
     return next(block for block in plan.blocks if block.id == block_id)
 
@@ -56,7 +60,7 @@ def test_streamed_tensors_lie_aligned_and_apart_in_their_slot(llama: Path) -> No
     plan = make_plan(llama, stream=LAYERS)
     for layer in LAYERS:
         end = 0
-        for placed in layout_of(plan, llama).of_block(layer):
+        for placed in of_block(layout_of(plan, llama), layer):
             assert placed.slot_offset == end
             assert placed.slot_offset % ALIGNMENT_BYTES == 0
             end += aligned_bytes(placed.num_bytes)
@@ -69,17 +73,14 @@ def test_tied_tensor_counts_once_for_its_first_block(sharded_llama: Path) -> Non
     assert [(placed.fqns, placed.block) for placed in tied] == [
         (("model.embed_tokens.weight", "lm_head.weight"), "model.embed_tokens")
     ]
-    assert layout.of_block("lm_head") == ()
+    assert of_block(layout, "lm_head") == []
 
 
 def test_buffers_are_resident_in_streamed_blocks_too(llama: Path) -> None:
     layout = layout_of(make_plan(llama, stream=LAYERS), llama)
     assert {placed.slot_offset for placed in layout.tensors if placed.is_buffer} == {None}
-    assert {placed.block for placed in layout.resident_parameters} == {
-        "model.embed_tokens",
-        "model.norm",
-        "lm_head",
-    }
+    resident = [placed for placed in layout.tensors if placed.slot_offset is None and not placed.is_buffer]
+    assert {placed.block for placed in resident} == {"model.embed_tokens", "model.norm", "lm_head"}
 
 
 def test_block_that_is_no_module(llama: Path) -> None:

@@ -24,7 +24,7 @@ def test_file_is_opened_once(tmp_path: Path) -> None:
     write(tmp_path, "a")
     files = open_files(tmp_path, "a")
     assert files.descriptor("a") == files.descriptor("a")
-    assert files.num_open == 1
+    assert len(files._descriptors) == 1
     files.close()
 
 
@@ -35,13 +35,13 @@ def test_least_recently_used_file_is_closed(tmp_path: Path) -> None:
     second = files.descriptor("b")
     assert files.descriptor("a") == first
     files.descriptor("c")
-    assert files.num_open == 2
+    assert len(files._descriptors) == 2
     assert files.descriptor("a") == first
     assert os.pread(files.descriptor("b"), 1, 0) == b"b"
     assert second is not None
     files.close()
     files.close()
-    assert files.num_open == 0
+    assert len(files._descriptors) == 0
 
 
 def test_link_to_the_file_counts_as_the_file(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_file_replaced_before_it_is_opened(tmp_path: Path) -> None:
         "hint: load the model again; do not write to a checkpoint that is in use"
     )
     assert raised.value.file == str(tmp_path / "a")
-    assert files.num_open == 0
+    assert len(files._descriptors) == 0
 
 
 @pytest.mark.parametrize("change", ["longer", "same length"])
@@ -95,7 +95,7 @@ def test_reopening_gives_a_working_descriptor(tmp_path: Path) -> None:
     files = open_files(tmp_path, "a")
     files.descriptor("a")
     files.reopen("a")
-    assert files.num_open == 0
+    assert len(files._descriptors) == 0
     files.reopen("a")
     assert os.pread(files.descriptor("a"), 1, 0) == b"a"
     files.close()

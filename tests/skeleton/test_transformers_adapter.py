@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Confi
 
 from bayplan.skeleton.build import build_model
 from bayplan.skeleton.empty import build_empty
-from bayplan.skeleton.transformers_adapter import classes_for, instantiate, renamed_tensors, tied_sources
+from bayplan.skeleton.transformers_adapter import classes_for, instantiate, renamed_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,9 +52,3 @@ def test_renamed_tensors_and_their_operations() -> None:
         ("nothing.of.its", "nothing.of.its", ()),
         ("shared.weight", "shared.weight", ()),
     )
-
-
-def test_tied_sources() -> None:
-    model = build_model(T5Config(**T5), T5ForConditionalGeneration, torch.float32)
-    aliases = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-    assert tied_sources(model) == dict.fromkeys(aliases, "shared.weight")

@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from bayplan.schemas.dtypes import parse_dtype
 from bayplan.schemas.errors import BayplanError
-from bayplan.schemas.strict_json import quote
+from bayplan.schemas.strict_json import MAX_DEPTH, is_deeper, quote
 from bayplan.skeleton import transformers_adapter
 from bayplan.skeleton.formats import torch_dtype
 
@@ -44,6 +44,10 @@ _BUILDABLE_DTYPES = frozenset({"fp64", "fp32", "bf16", "fp16"})
 """Those that torch takes as default dtype."""
 
 
+MAX_CONFIG_BYTES = 16 * 2**20
+"""Far over any config: the largest list every label of a classifier, about 1 MiB."""
+
+
 class ModelError(BayplanError):
     """A config, class or factory from which no model can be built."""
 
@@ -60,6 +64,7 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
 
     Raises:
         ModelError: There is no such file.
+        ModelError: It is larger or nested deeper than any config.
         ModelError: It is not a JSON object.
         ModelError: It names no `model_type`.
         ModelError: Its class comes with the checkpoint and `trust_remote_code` is off.
@@ -98,7 +103,8 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
 
 def _read_object(file: Path) -> dict[str, object]:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            data = stream.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ModelError(
             "cannot read the model's config",
@@ -106,6 +112,17 @@ def _read_object(file: Path) -> dict[str, object]:
             got=error.strerror or one_line(error),
             needed="a folder with config.json, or a config file",
         ) from error
+    # transformers reads the file again, and its parser recurses: what passes here passes there.
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ModelError(
+            "the model's config is too large", where=str(file), needed=f"at most {MAX_CONFIG_BYTES} bytes"
+        )
+    if is_deeper(data, MAX_DEPTH):
+        raise ModelError(
+            "the model's config is nested too deeply", where=str(file), needed=f"at most {MAX_DEPTH} levels"
+        )
+    try:
+        raw = json.loads(data.decode("utf-8"))
     except ValueError as error:  # bad JSON and bad UTF-8
         raise ModelError("the model's config is not JSON", where=str(file), got=one_line(error)) from error
     if not isinstance(raw, dict):

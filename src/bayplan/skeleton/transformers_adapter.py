@@ -146,11 +146,6 @@ def tie(model: PreTrainedModel) -> None:
     model.tie_weights(recompute_mapping=False)
 
 
-def tied_sources(model: PreTrainedModel) -> dict[str, str]:
-    """Return the names that the config ties: alias to the name that it is tied to."""
-    return dict(model.all_tied_weights_keys)
-
-
 def adopt_generation_config(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
     """Give a generating model the generation config of its folder, or the one that `config.json` implies."""
     if model.can_generate() and hasattr(model, "adjust_generation_fn"):
