@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
 from torch import nn
 
 from bayplan.executor.errors import StreamedWeightsError
@@ -17,16 +18,15 @@ from bayplan.executor.hooks import copy_refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch.utils.hooks import RemovableHandle
 
     from bayplan.schemas.types import Fqn
 
-_SHADOWS = ("_apply", "__deepcopy__", "__reduce_ex__")
+_SHADOWS = ("_apply", "share_memory", "__deepcopy__", "__reduce_ex__")
 
 
 class StreamGuards:
-    """Guards on the streamed blocks of a model and on the modules around them."""
+    """Guards on the streamed blocks of a model, on the modules inside them and on those around them."""
 
     def __init__(self, model: nn.Module, blocks: Mapping[Fqn, nn.Module]) -> None:
         """Install the guards.
@@ -39,20 +39,26 @@ class StreamGuards:
         self._guarded: list[nn.Module] = []
         for name, block in blocks.items():
             refuse = _StateGuard(name)
-            self._handles += [
-                block.register_state_dict_pre_hook(refuse.saving),  # type: ignore[no-untyped-call]
-                block.register_load_state_dict_pre_hook(refuse.loading),  # type: ignore[no-untyped-call]
-            ]
+            for module in block.modules():
+                self._handles += [
+                    module.register_state_dict_pre_hook(refuse.saving),  # type: ignore[no-untyped-call]
+                    module.register_load_state_dict_pre_hook(refuse.loading),  # type: ignore[no-untyped-call]
+                ]
+                if module is not block:
+                    self._shadow(module, {name: module})
         for fqn, module in model.named_modules():
             dot = f"{fqn}." if fqn else ""
             inside = {name: block for name, block in blocks.items() if name == fqn or name.startswith(dot)}
             if inside:
-                guard = _ModuleGuard(module, inside)
-                # On the instance, where they go before the class's own; `to` and `half` end in `_apply`.
-                module.__dict__.update(
-                    _apply=guard.apply, __deepcopy__=guard.deepcopy, __reduce_ex__=guard.reduce_ex
-                )
-                self._guarded.append(module)
+                self._shadow(module, inside)
+
+    def _shadow(self, module: nn.Module, blocks: Mapping[Fqn, nn.Module]) -> None:
+        """Put the guard's methods on the instance, where they go before the class's own."""
+        guard = _ModuleGuard(module, blocks)
+        # `to` and `half` end in `_apply`.
+        methods = (guard.apply, guard.share_memory, guard.deepcopy, guard.reduce_ex)
+        module.__dict__.update(zip(_SHADOWS, methods, strict=True))
+        self._guarded.append(module)
 
     def remove(self) -> None:
         """Take the guards off again."""
@@ -60,7 +66,7 @@ class StreamGuards:
             handle.remove()
         for module in self._guarded:
             for name in _SHADOWS:
-                del module.__dict__[name]
+                module.__dict__.pop(name, None)
         self._handles, self._guarded = [], []
 
 
@@ -85,20 +91,36 @@ class _ModuleGuard:
         self._blocks = blocks
 
     def apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        """Let through what leaves every streamed parameter the very tensor that it is."""
+        """Let through what leaves every streamed parameter the very tensor that it is, where it is."""
         for name, block in self._blocks.items():
-            for param in block.parameters():
-                if fn(param) is not param:
-                    raise StreamedWeightsError(
-                        "moving or casting",
-                        block=name,
-                        hint="choose the data type with bayplan plan --format, or plan with more memory",
-                    )
+            params = list(block.parameters())
+            # A function that changes its argument does so to a stand-in first.
+            kinds = dict.fromkeys((param.dtype, param.device) for param in params)
+            stand_ins = [torch.empty(1, dtype=dtype, device=device) for dtype, device in kinds]
+            if not all(_keeps(fn, tensor) for tensor in (*stand_ins, *params)):
+                raise StreamedWeightsError(
+                    "moving or casting",
+                    block=name,
+                    hint="choose the data type with bayplan plan --format, or plan with more memory",
+                )
         type(self._module)._apply(self._module, fn, recurse)  # type: ignore[no-untyped-call]
         return self._module
+
+    def share_memory(self) -> NoReturn:
+        """Refuse: it would move each parameter out of its slot and leave it there, the same object."""
+        raise StreamedWeightsError(
+            "share_memory()",
+            block=next(iter(self._blocks)),
+            hint="load the plan again in each process, or plan with more memory",
+        )
 
     def deepcopy(self, memo: object) -> NoReturn:
         raise copy_refusal("deepcopy()", next(iter(self._blocks)))
 
     def reduce_ex(self, protocol: object) -> NoReturn:
         raise copy_refusal("pickle", next(iter(self._blocks)))
+
+
+def _keeps(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> bool:
+    address = tensor.data_ptr()
+    return fn(tensor) is tensor and tensor.data_ptr() == address

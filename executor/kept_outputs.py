@@ -7,7 +7,6 @@ can need more than all other activations together. Short inputs fit all the same
 from __future__ import annotations
 
 import inspect
-
 from typing import TYPE_CHECKING
 
 import torch

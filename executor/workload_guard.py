@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bayplan.schemas.plan import Workload
 
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
-_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+# Without any of these a decoder is given what the encoder is given.
+_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", *_TEXT_INPUTS)
 
 
 class Call(NamedTuple):
@@ -88,9 +89,7 @@ class WorkloadGuard:
             self._check_encoder_positions(num_encoder)
         _check("positions", num_cached + num_new, workload.context, "--context")
         _check("positions in one forward", num_new, workload.prefill_chunk, "--prefill-chunk")
-        self._kept.check(
-            inputs, batch=batch, num_new=num_new, num_cached=num_cached, num_encoder=num_encoder
-        )
+        self._kept.check(inputs, batch=batch, num_new=num_new, num_cached=num_cached, num_encoder=num_encoder)
         return Call(num_cached, num_new)
 
     def check_encoder(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from bayplan.planner.arrange import Arranger
 from bayplan.planner.assemble import Inputs, assemble
-from bayplan.planner.budget import device_budgets, parse_max_memory, resolve_device
-from bayplan.planner.chain import Chain, chain_from_graph
 from bayplan.planner.check import check
-from bayplan.planner.constraints import resolve
 from bayplan.planner.formats import plan_formats
-from bayplan.planner.infeasible import infeasible
+from bayplan.planner.hardware.budget import device_budgets, parse_max_memory, resolve_device
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.placement import Solver
-from bayplan.planner.predict import predict
+from bayplan.planner.solve.arrange import Arranger
+from bayplan.planner.solve.chain import Chain, chain_from_graph
+from bayplan.planner.solve.constraints import resolve
+from bayplan.planner.solve.infeasible import infeasible
+from bayplan.planner.solve.placement import Solver
+from bayplan.planner.solve.predict import predict
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
 from bayplan.schemas.hardware import Inventory
@@ -30,9 +30,8 @@ from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.types import Backend, DeviceId, Objective, Residency
 
 if TYPE_CHECKING:
-    from bayplan.planner.source import Progress
-
-    from bayplan.planner.read_model import ReadModel
+    from bayplan.planner.model.read_model import ReadModel
+    from bayplan.planner.model.source import Progress
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +90,8 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
         UsageError: An option is malformed.
         BayplanError: The model cannot be read.
     """
-    from bayplan.planner.probe import probe_inventory  # torch, only if this machine is asked
-    from bayplan.planner.read_model import read_model  # torch and transformers
+    from bayplan.planner.hardware.probe import probe_inventory  # torch, only if this machine is asked
+    from bayplan.planner.model.read_model import read_model  # torch and transformers
 
     inventory = options.inventory or probe_inventory()
     max_memory = parse_max_memory(options.max_memory, inventory)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bayplan.planner.arrange import PlacedStage
-from bayplan.planner.chain import Chain, fold, owning_block
-from bayplan.planner.constraints import Constraints, pinned_reason
-from bayplan.planner.ledger import empty_ledger, ledger_of, slot_bytes
-from bayplan.planner.placement import Placement
-from bayplan.planner.predict import Prediction
+from bayplan.planner.solve.arrange import PlacedStage
+from bayplan.planner.solve.chain import Chain, fold, owning_block
+from bayplan.planner.solve.constraints import Constraints, pinned_reason
+from bayplan.planner.solve.ledger import empty_ledger, ledger_of, slot_bytes
+from bayplan.planner.solve.placement import Placement
+from bayplan.planner.solve.predict import Prediction
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.graph import TiedGroup

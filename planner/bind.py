@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bayplan.planner.chain import chain_from_graph, fold
 from bayplan.planner.formats import plan_formats
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
+from bayplan.planner.solve.chain import chain_from_graph, fold
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.errors import BayplanError, PlanRefused, RefusalKind
 from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.plan import Plan
 
 if TYPE_CHECKING:
-    from bayplan.planner.read_model import ReadModel
-    from bayplan.planner.source import Progress
+    from bayplan.planner.model.read_model import ReadModel
+    from bayplan.planner.model.source import Progress
 
 _SHOWN = 8
 
@@ -51,7 +51,7 @@ def bind_plan(
         PlanRefused: STALE: the same model, whose graph differs from the planned one.
         BayplanError: The checkpoint cannot be read or holds no weights.
     """
-    from bayplan.planner.read_model import read_model  # torch and transformers
+    from bayplan.planner.model.read_model import read_model  # torch and transformers
 
     _check_consent(plan, trust_remote_code=trust_remote_code)
     options = PlanOptions(

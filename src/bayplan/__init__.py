@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bayplan.executor.load import load_model, loaded, release
     from bayplan.executor.report import report
     from bayplan.planner.api import plan_model
-    from bayplan.planner.diff import diff_plans
+    from bayplan.planner.present.diff import diff_plans
     from bayplan.schemas.codec import encode_plan, read_plan
     from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, PlanRefused
     from bayplan.schemas.plan import Plan
@@ -28,7 +28,7 @@ _HOME = {
     "PlanFormatError": "bayplan.schemas.errors",
     "PlanRefused": "bayplan.schemas.errors",
     "Report": "bayplan.schemas.report",
-    "diff_plans": "bayplan.planner.diff",
+    "diff_plans": "bayplan.planner.present.diff",
     "empty_weights": "bayplan.skeleton.empty",
     "encode_plan": "bayplan.schemas.codec",
     "load_model": "bayplan.executor.load",

@@ -78,9 +78,9 @@ def measured_inventory(model: str, progress: Progress | None) -> Inventory:
         model: Its folder is the one to measure, if it is there and may be written to; else the current one.
         progress: Told after every part.
     """
-    from bayplan.planner.calibrate import Effort, calibrate
-    from bayplan.planner.calibrate_disk import CalibrationError
-    from bayplan.planner.probe import probe_inventory
+    from bayplan.planner.hardware.calibrate import Effort, calibrate
+    from bayplan.planner.hardware.calibrate_disk import CalibrationError
+    from bayplan.planner.hardware.probe import probe_inventory
 
     probed = probe_inventory()
     folder = Path(model) if Path(model).is_dir() and os.access(model, os.W_OK) else Path.cwd()
@@ -117,9 +117,9 @@ def streaming_budget_bytes(plan: Plan) -> int:
     Raises:
         BayplanError: Streaming would save nothing.
     """
-    from bayplan.planner.chain import chain_from_plan
-    from bayplan.planner.constraints import resolve
-    from bayplan.planner.infeasible import least_budget_bytes
+    from bayplan.planner.solve.chain import chain_from_plan
+    from bayplan.planner.solve.constraints import resolve
+    from bayplan.planner.solve.infeasible import least_budget_bytes
 
     chain = chain_from_plan(plan)
     constraints = resolve(chain, (), no_spill=False)

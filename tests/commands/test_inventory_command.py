@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.commands.app import run_command_line
-from bayplan.planner.declare import declare_inventory
+from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.schemas.codec import encode_inventory, read_inventory
 
 DECLARED = ["--device", "h100-80gb*2", "--cpu", "epyc-9354", "--host-memory", "1TiB", "--disk", "7GB/s"]

@@ -16,7 +16,7 @@ import bayplan.planner.api
 import bayplan.planner.bind
 from bayplan.commands.app import run_command_line
 from bayplan.planner.api import Planned
-from bayplan.planner.declare import declare_inventory
+from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.options import PlanOptions
 from bayplan.schemas.codec import encode_inventory, encode_plan, read_plan
 from bayplan.schemas.errors import Infeasible

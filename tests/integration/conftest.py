@@ -12,7 +12,7 @@ from tiny_checkpoints import tiny_llama
 from word_tokenizer import add_tokenizer
 
 from bayplan.commands.app import run_command_line
-from bayplan.planner.declare import declare_inventory
+from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.schemas.codec import encode_inventory
 
 

@@ -11,7 +11,7 @@ import pytest
 from command_line import Cli, Done, in_own_process
 
 import bayplan.demo
-from bayplan.planner.probe import probe_inventory
+from bayplan.planner.hardware.probe import probe_inventory
 from bayplan.schemas.codec import read_inventory, read_plan
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.types import Residency

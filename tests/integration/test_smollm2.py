@@ -15,7 +15,7 @@ from references import CAPITAL, ONCE, SMOLLM2_NUM_LAYERS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bayplan
-from bayplan.planner.declare import declare_inventory
+from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.schemas.codec import read_plan
 
 pytestmark = pytest.mark.slow

@@ -64,7 +64,7 @@ def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
 def test_the_wheel_works_where_the_repository_is_not(wheel: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import bayplan.schemas.published, bayplan.planner.diff, bayplan.executor.errors\n"
+        "import bayplan.schemas.published, bayplan.planner.present.diff, bayplan.executor.errors\n"
         "files = [bayplan.__file__, bayplan.schemas.published.__file__, bayplan.executor.errors.__file__]\n"
         "assert all(file.startswith(sys.argv[1]) for file in files), files\n"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bayplan.planner.simulate import Visit
+from bayplan.planner.solve.simulate import Visit
 
 
 class _Courier:

@@ -12,11 +12,11 @@ from itertools import combinations, combinations_with_replacement
 import msgspec
 from hypothesis import strategies as st
 
-from bayplan.planner.chain import Chain, ChainTie
-from bayplan.planner.constraints import Constraints, resolve
-from bayplan.planner.cost import compute_ns, duration_ns, feed, hop_ns, output_bytes
-from bayplan.planner.margins import activation_bounds
-from bayplan.planner.simulate import Visit, steady_step_ns
+from bayplan.planner.solve.chain import Chain, ChainTie
+from bayplan.planner.solve.constraints import Constraints, resolve
+from bayplan.planner.solve.cost import compute_ns, duration_ns, feed, hop_ns, output_bytes
+from bayplan.planner.solve.margins import activation_bounds
+from bayplan.planner.solve.simulate import Visit, steady_step_ns
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Device, Disk, Inventory, Link, Node
 from bayplan.schemas.plan import BlockRun, Pin
 from bayplan.schemas.types import Backend, Objective, Reason, Residency

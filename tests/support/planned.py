@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import msgspec
 from placement_problems import make_device, make_inventory, make_link
 
-from bayplan.planner.arrange import Arranger
 from bayplan.planner.assemble import Inputs, assemble
-from bayplan.planner.budget import device_budgets
-from bayplan.planner.chain import chain_from_graph
-from bayplan.planner.constraints import resolve
 from bayplan.planner.formats import plan_formats
-from bayplan.planner.placement import Placement, Solver
-from bayplan.planner.predict import predict
+from bayplan.planner.hardware.budget import device_budgets
+from bayplan.planner.solve.arrange import Arranger
+from bayplan.planner.solve.chain import chain_from_graph
+from bayplan.planner.solve.constraints import resolve
+from bayplan.planner.solve.placement import Placement, Solver
+from bayplan.planner.solve.predict import predict
 from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import Checkpoint, Model, Pin, Plan, Shard, Workload

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from bayplan.planner.workload import make_workload
+from bayplan.planner.model.workload import make_workload
 
 if TYPE_CHECKING:
     from bayplan.schemas.plan import Workload

@@ -67,10 +67,10 @@ def _show_plans(inventory: Inventory, resident: Plan, streaming: Plan) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from bayplan.planner.diff import diff_plans
-    from bayplan.planner.diff_show import render_diff
-    from bayplan.planner.show import render_memory
-    from bayplan.planner.wording import millions_text, printable
+    from bayplan.planner.present.diff import diff_plans
+    from bayplan.planner.present.diff_show import render_diff
+    from bayplan.planner.present.show import render_memory
+    from bayplan.planner.present.wording import millions_text, printable
 
     disk = inventory.nodes[0].disk
     rate = f"{disk.read_bytes_per_second / 1e9:.2f} GB/s" if disk is not None else "none"

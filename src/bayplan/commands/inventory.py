@@ -50,16 +50,16 @@ def inventory(
     """Probe this machine, or declare another one from the catalogue."""
     check_target(output)
     if device or cpu is not None or host_memory is not None or disk is not None:
-        from bayplan.planner.declare import declare_inventory
+        from bayplan.planner.hardware.declare import declare_inventory
 
         found = declare_inventory(tuple(device or ()), cpu=cpu, host_memory=host_memory, disk=disk)
     else:
-        from bayplan.planner.probe import probe_inventory
+        from bayplan.planner.hardware.probe import probe_inventory
 
         found = probe_inventory()
     if calibrate:
         from bayplan.commands.progress import ProgressBars
-        from bayplan.planner.calibrate import calibrate as measure
+        from bayplan.planner.hardware.calibrate import calibrate as measure
 
         with ProgressBars() as bars:
             found = measure(found, Path.cwd(), bars)
@@ -69,6 +69,6 @@ def inventory(
     if json or form is OutputForm.JSON:
         emit(data.decode())
     else:
-        from bayplan.planner.show_inventory import render_inventory
+        from bayplan.planner.present.show_inventory import render_inventory
 
         emit_picture(render_inventory(found))

@@ -141,7 +141,7 @@ def _hand_over(plan: Plan, data: bytes, output: Path | None, *, json: bool) -> N
     if json:
         emit(data.decode())
         return
-    from bayplan.planner.show import render_plan
+    from bayplan.planner.present.show import render_plan
 
     emit_picture(render_plan(plan, digest_matches=True, width=picture_width()))
     if output is None:

@@ -83,7 +83,7 @@ def run(
     if json or form is OutputForm.JSON:
         emit(data.decode())
     else:
-        from bayplan.planner.show_report import render_report
+        from bayplan.planner.present.show_report import render_report
 
         emit(_output_text(result))
         say_picture(render_report(result.report))
@@ -105,7 +105,7 @@ def _devices(options: Sequence[str], plan: Path) -> dict[str, str]:
     """
     if not options:
         return {}
-    from bayplan.planner.budget import resolve_device
+    from bayplan.planner.hardware.budget import resolve_device
 
     inventory = read_plan(plan).plan.inventory
     devices: dict[str, str] = {}

@@ -59,19 +59,19 @@ def show(
         raise
     match ShowForm.JSON if json else form:
         case ShowForm.TEXT:
-            from bayplan.planner.show import render_plan
+            from bayplan.planner.present.show import render_plan
 
             width = picture_width()
             emit_picture(render_plan(decoded.plan, digest_matches=decoded.digest_matches, width=width))
         case ShowForm.MARKDOWN:
-            from bayplan.planner.markdown import plan_markdown
+            from bayplan.planner.present.markdown import plan_markdown
 
             emit(plan_markdown(decoded.plan, digest_matches=decoded.digest_matches))
         case ShowForm.JSON:
             _say_notices(plan, decoded)
             emit_json(cast(JsonValue, decoded.tree))
         case ShowForm.DEVICE_MAP:
-            from bayplan.planner.device_map import device_map
+            from bayplan.planner.present.device_map import device_map
 
             _say_notices(plan, decoded)
             emit_json(cast(JsonValue, device_map(decoded.plan)))
@@ -85,7 +85,7 @@ def diff(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 2 if they differ.")] = False,
 ) -> None:
     """Show what moved from plan A to plan B, why, and what it costs."""
-    from bayplan.planner.diff import diff_plans
+    from bayplan.planner.present.diff import diff_plans
     from bayplan.schemas.diff import encode_diff
 
     plans = [read_plan(path) for path in (before, after)]
@@ -94,11 +94,11 @@ def diff(
     found = diff_plans(plans[0].plan, plans[1].plan)
     match DiffForm.JSON if json else form:
         case DiffForm.TEXT:
-            from bayplan.planner.diff_show import render_diff
+            from bayplan.planner.present.diff_show import render_diff
 
             emit_picture(render_diff(found))
         case DiffForm.MARKDOWN:
-            from bayplan.planner.markdown import diff_markdown
+            from bayplan.planner.present.markdown import diff_markdown
 
             emit(diff_markdown(found))
         case DiffForm.JSON:
@@ -116,7 +116,7 @@ def schema(
 
 def _say_notices(path: Path, decoded: DecodedPlan) -> None:
     """Warn where what is printed is not all that the file holds, or not what its maker wrote."""
-    from bayplan.planner.notices import reading_notices
+    from bayplan.planner.present.notices import reading_notices
 
     for notice in reading_notices(decoded.plan, digest_matches=decoded.digest_matches):
         say(f"warning: {path}: {notice}")
