@@ -39,12 +39,12 @@ class StreamGuards:
         self._guarded: list[nn.Module] = []
         for name, block in blocks.items():
             refuse = _StateGuard(name)
-            for module in block.modules():
+            for module in block.modules():  # a part of a block can be moved, saved or copied by itself
                 self._handles += [
                     module.register_state_dict_pre_hook(refuse.saving),  # type: ignore[no-untyped-call]
                     module.register_load_state_dict_pre_hook(refuse.loading),  # type: ignore[no-untyped-call]
                 ]
-                if module is not block:
+                if module is not block and any(True for _ in module.parameters()):
                     self._shadow(module, {name: module})
         for fqn, module in model.named_modules():
             dot = f"{fqn}." if fqn else ""

@@ -150,15 +150,21 @@ def without_values(layout: Layout, sources: TensorSources) -> Layout:
     return Layout(tensors=tensors)
 
 
-def unbind(model: nn.Module, layout: Layout) -> None:
-    """Put every parameter and read buffer back on meta, so that their memory can return."""
-    bound: dict[int, torch.Tensor] = {}
-    names = {fqn: placed.tensor for placed in layout.tensors for fqn in placed.fqns}
-    for entry in named_tensors(model):
-        if entry.fqn in names and (not entry.is_buffer or entry.is_persistent):
-            original = names[entry.fqn]
-            bound[id(entry.tensor)] = original if original.is_meta else original.to("meta")
-    _exchange(model, bound)
+def bound_tensors(model: nn.Module, layout: Layout) -> dict[Fqn, torch.Tensor]:
+    """Return the tensor that `model` has for each of the layout, by its first name."""
+    tensors = {entry.fqn: entry.tensor for entry in named_tensors(model)}
+    return {placed.fqns[0]: tensors[placed.fqns[0]] for placed in layout.tensors}
+
+
+def unbind(model: nn.Module, layout: Layout, bound: Mapping[Fqn, torch.Tensor]) -> None:
+    """Put back what was there before, parameters on meta, so that the memory of those bound can return.
+
+    Args:
+        model: May have been changed: other libraries wrap modules and so rename their tensors.
+        layout: Has what was there before.
+        bound: From `bound_tensors`; found in `model` by identity, under whatever name.
+    """
+    _exchange(model, {id(bound[placed.fqns[0]]): placed.tensor for placed in layout.tensors})
 
 
 def _resident(layout: Layout, sources: TensorSources) -> tuple[PlacedTensor, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from bayplan.schemas.plan import Block, Ledger, Plan
+    from bayplan.schemas.plan import Block, Plan
     from bayplan.schemas.types import DeviceId, Fqn
 
 
@@ -51,7 +51,7 @@ def report(model: nn.Module, *, token_ids: Sequence[Sequence[int]] = ()) -> Repo
         predicted=predicted(state.plan),
         blocks=blocks,
         unused=checkpoint.unused if checkpoint is not None else (),
-        notes=state.notes + _stream_notes(state),
+        notes=state.notes + state.memory.notes() + _stream_notes(state),
     )
 
 
@@ -61,19 +61,25 @@ def predicted(plan: Plan) -> Figures:
         load_ns=plan.summary.predicted_load_ns,
         first_output_ns=plan.summary.predicted_first_output_ns,
         decode_ns=plan.summary.predicted_decode_ns,
-        peak_bytes={device.id: _peak_bytes(device.ledger) for device in plan.devices},
+        peak_bytes={device.id: device.ledger.peak_bytes for device in plan.devices},
     )
 
 
 def realized_blocks(model: nn.Module, state: LoadedState) -> tuple[RealizedBlock, ...]:
-    """Return where each block's bytes are, found by the addresses of the tensors that `model` has now."""
+    """Return where each block's bytes are, found by the addresses of the tensors that `model` has now.
+
+    A tensor whose name is gone is looked for by identity: other libraries wrap modules and so rename what is
+    inside. One whose name is there must be the one that was bound.
+    """
     tensors: dict[Fqn, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
+    by_identity = {id(tensor): tensor for tensor in tensors.values()}
     devices = {block.id: block.device for block in state.plan.blocks}
     num_bytes: dict[Fqn, int] = {block.id: 0 for block in state.plan.blocks}
     streamed: dict[Fqn, bool] = {block.id: False for block in state.plan.blocks}
     for placed in state.layout.tensors:
-        tensor = tensors.get(placed.fqns[0])
+        name = placed.fqns[0]
+        tensor = tensors[name] if name in tensors else by_identity.get(id(state.bound[name]))
         if tensor is None or tensor.device.type == "meta":
             continue
         is_in_slot = _is_in_slot(state, placed.block, tensor)
@@ -129,16 +135,6 @@ def _stream_notes(state: LoadedState) -> tuple[str, ...]:
         notes.append(f"{ring.num_skipped} streamed blocks were read ahead and then skipped by the model")
     if ring.num_mispredicted:
         notes.append(f"{ring.num_mispredicted} streamed blocks were called out of order and read on demand")
+    if ring.num_cancelled:
+        notes.append(f"{ring.num_cancelled} streamed blocks were given up while they were read ahead")
     return tuple(notes)
-
-
-def _peak_bytes(ledger: Ledger) -> int:
-    parts = (
-        ledger.weights,
-        ledger.kv,
-        ledger.activations,
-        ledger.staging,
-        ledger.load_transient,
-        ledger.runtime,
-    )
-    return sum(hi for _lo, hi in parts)

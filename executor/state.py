@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bayplan.executor.errors import ReleasedError
 from bayplan.executor.hooks import BlockHooks, copy_refusal
-from bayplan.executor.materialize import unbind
+from bayplan.executor.materialize import bound_tensors, unbind
 from bayplan.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
     from bayplan.executor.arena import Arena, Slots
     from bayplan.executor.backend import DeviceBackend
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from bayplan.executor.reader import ShardReader
     from bayplan.executor.ring import Ring
     from bayplan.schemas.plan import Plan
+    from bayplan.schemas.types import Fqn
 
 _ATTRIBUTE = "_bayplan"
 
@@ -58,6 +61,7 @@ class LoadedState:
     Attributes:
         plan: As carried out.
         layout: Where every tensor is.
+        bound: The tensors themselves, by first name; empty until they are bound.
         arenas: Memory of the resident tensors and of the slots.
         stream: Of the one device; None where nothing streams.
         memory: Highest memory so far.
@@ -73,6 +77,7 @@ class LoadedState:
         self.layout = layout
         self.memory = memory
         self.forwards = forwards
+        self.bound: dict[Fqn, torch.Tensor] = {}
         self.arenas: list[Arena] = []
         self.stream: Stream | None = None
         self.guards: StreamGuards | None = None
@@ -86,6 +91,9 @@ class LoadedState:
         """Put hooks on the streamed blocks, given in stream order, and begin to read ahead.
 
         The stream is closed with the state, or with the interpreter.
+
+        Raises:
+            ThreadStartError: The system gives no thread to read with.
         """
         self.stream = stream
         self._finalizer = weakref.finalize(self, stream.close)
@@ -96,7 +104,7 @@ class LoadedState:
         stream.ring.start()
 
     def close(self, model: nn.Module) -> None:
-        """End streaming, take everything off `model`, and let go of its memory."""
+        """End streaming, take everything off `model`, and let go of its memory; whatever there is by now."""
         for hooks in self._hooks:
             hooks.remove()
         self._hooks = []
@@ -110,7 +118,8 @@ class LoadedState:
             self.guards.remove()
             self.guards = None
         self.forwards.remove()
-        unbind(model, self.layout)
+        unbind(model, self.layout, self.bound or bound_tensors(model, self.layout))
+        self.bound = {}
         for arena in self.arenas:
             arena.close()
         self.arenas = []
@@ -129,8 +138,23 @@ class LoadedState:
             raise copy_refusal(operation, self.stream.ring.order[0])
 
 
+class _Released:
+    """What a released model carries, so that it can be loaded again."""
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        self.handle = handle
+
+
+def is_loaded(model: nn.Module) -> bool:
+    """Return whether `model` has a state: from `load_model`, and not released."""
+    return isinstance(model.__dict__.get(_ATTRIBUTE), LoadedState)
+
+
 def attach(model: nn.Module, state: LoadedState) -> None:
-    """Keep `state` with `model`."""
+    """Keep `state` with `model`, and let it be called again if it was released before."""
+    earlier = model.__dict__.get(_ATTRIBUTE)
+    if isinstance(earlier, _Released):
+        earlier.handle.remove()
     model.__dict__[_ATTRIBUTE] = state
 
 
@@ -152,8 +176,7 @@ def state_of(model: nn.Module) -> LoadedState:
 
 def detach(model: nn.Module) -> None:
     """Forget the state of `model`, and refuse its calls from now on."""
-    del model.__dict__[_ATTRIBUTE]
-    model.register_forward_pre_hook(_refuse_call, prepend=True)
+    model.__dict__[_ATTRIBUTE] = _Released(model.register_forward_pre_hook(_refuse_call, prepend=True))
 
 
 def _refuse_call(model: nn.Module, args: object) -> NoReturn:
