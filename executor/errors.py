@@ -311,7 +311,7 @@ class ThreadStartError(BayplanError):
         super().__init__(
             f"the {thread} thread cannot be started",
             got=reason,
-            hint="raise the limit of threads (`ulimit -u`, or pids of the container), or stop other processes",
+            hint="raise the limit of threads (ulimit -u, or the container's), or stop other processes",
         )
         self.thread = thread
 

@@ -1,7 +1,7 @@
 """What a run really took: times of forwards, and the highest memory of the process.
 
-Owns the sampler and the hooks of the root module and of an encoder that is called past it; they also hold each
-call to the planned workload. Knows nothing of plans beyond that.
+Owns the sampler and the hooks of the root module and of an encoder that is called past it; they also hold
+each call to the planned workload. Knows nothing of plans beyond that.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class MemoryMeter:
 class ForwardMeter:
     """Times the forwards of a model and holds them to the planned workload.
 
-    The first output is there when the whole prompt is in the cache: what an encoder and earlier chunks took is
-    part of it. A step is one new position for each sequence after that.
+    The first output is there when the whole prompt is in the cache: what an encoder and earlier chunks took
+    is part of it. A step is one new position for each sequence after that.
     """
 
     def __init__(self, guard: WorkloadGuard, memory: MemoryMeter) -> None:

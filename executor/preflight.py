@@ -1,7 +1,8 @@
 """Everything that can be checked before anything is allocated.
 
-Owns the order of the checks: structure, digest, features, completeness, machine, checkpoint, tensors. What
-passes is carried out without another decision.
+Owns the order of the checks: structure, digest, features, completeness, machine, checkpoint, tensors; last,
+when the inputs of a run are known to be good too, free memory and the shards' contents. What passes is
+carried out without another decision.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch import nn
 
+from bayplan.executor.given_model import check_given_model
 from bayplan.executor.identity import (
     IdentifiedCheckpoint,
     build_planned_model,
@@ -22,6 +24,7 @@ from bayplan.executor.identity import (
 from bayplan.executor.layout import Layout, make_layout
 from bayplan.executor.machine import check_free_memory, match_devices
 from bayplan.executor.sources import TensorSources, find_sources
+from bayplan.executor.workload_guard import WorkloadGuard
 from bayplan.schemas.checkpoint import LocalCheckpoint, locate_tensors
 from bayplan.schemas.codec import read_plan, sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that passed every check, and what the checks found."""
+    """A plan that passed every check but the last, and what the checks found."""
 
     plan: Plan
     model: nn.Module
@@ -47,8 +50,11 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     sources: TensorSources
     identified: IdentifiedCheckpoint
     backends: dict[DeviceId, DeviceBackend]
-    content_verified: bool
-    notes: tuple[str, ...]
+
+    def workload_guard(self) -> WorkloadGuard:
+        """Return what holds calls of the model to the plan."""
+        activation_bytes = max(device.ledger.activations[1] for device in self.plan.devices)
+        return WorkloadGuard(self.model, self.plan.workload, activation_bytes=activation_bytes)
 
 
 def open_plan(plan: Plan | Path | str, *, expect_digest: str | None = None) -> Plan:
@@ -148,7 +154,6 @@ def preflight(
     *,
     model: nn.Module | None,
     on: Mapping[str, str],
-    progress: Progress,
 ) -> Approved:
     """Check a runnable plan against this machine and this checkpoint.
 
@@ -157,19 +162,20 @@ def preflight(
         checkpoint: The opened folder.
         model: To be filled, with the planned tree; None: built from the folder's config.
         on: Device id to torch device, where the choice is not to be made here.
-        progress: Told how far the hashing of shards is.
 
     Returns:
         What loading needs. Nothing large was allocated.
 
     Raises:
-        PlanRefused: FOREIGN or STALE: as `match_devices`, `identify`, `check_tree` and `verify_content`.
-        MemoryBudgetError: The memory is not free now.
+        UsageError: As `match_devices` and `check_given_model`.
+        PlanRefused: FOREIGN, STALE or UNSUPPORTED: as `match_devices`, `identify` and `check_tree`.
         PlanContradictionError: Plan and model do not match in detail.
         SafetensorsFormatError, CheckpointError: A shard's header or the index is not valid.
         TensorMissingError, TensorMismatchError: As `find_sources`.
     """
     backends = match_devices(plan, on)
+    if model is not None:
+        check_given_model(model)
     identified = identify(plan, checkpoint)
     built = model if model is not None else build_planned_model(plan, checkpoint.folder)
     check_tree(plan, built)
@@ -177,11 +183,6 @@ def preflight(
     headers = {name: raw.parse() for name, raw in identified.headers.items()}
     places = locate_tensors(checkpoint, headers)
     sources = find_sources(plan, layout, places, folder=str(checkpoint.folder))
-    check_free_memory(plan)
-    content_verified = verify_content(plan, identified, progress)
-    notes = [] if content_verified else ["content unverified: the plan has no hash of some shards"]
-    if plan.model.trace_note:
-        notes.append(plan.model.trace_note)
     return Approved(
         plan=plan,
         model=built,
@@ -189,6 +190,27 @@ def preflight(
         sources=sources,
         identified=identified,
         backends=backends,
-        content_verified=content_verified,
-        notes=tuple(notes),
     )
+
+
+def last_checks(approved: Approved, progress: Progress) -> tuple[bool, tuple[str, ...]]:
+    """Check what takes long or passes soon: the shards' contents, and that the memory is free.
+
+    Args:
+        approved: From `preflight`.
+        progress: Told how far the hashing of shards is.
+
+    Returns:
+        Whether every shard's hash was in the plan and matched; what the checks found worth a word.
+
+    Raises:
+        PlanRefused: STALE: as `verify_content`.
+        MemoryBudgetError: The memory is not free now.
+    """
+    plan = approved.plan
+    check_free_memory(plan)
+    is_verified = verify_content(plan, approved.identified, progress)
+    notes = [] if is_verified else ["content unverified: the plan has no hash of some shards"]
+    if plan.model.trace_note:
+        notes.append(plan.model.trace_note)
+    return is_verified, tuple(notes)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.strict_json import quote
 from bayplan.skeleton.config import FOREIGN_FAULTS, one_line
 
 if TYPE_CHECKING:
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-ModelInputs = dict[str, torch.Tensor]
-"""Arguments of a forward by name."""
+    from bayplan.executor.inputs import ModelInputs
 
 
 class Prompts:
@@ -27,7 +27,8 @@ class Prompts:
 
         Args:
             folder: Of the checkpoint.
-            trust_remote_code: Run the tokenizer code that comes with it.
+            trust_remote_code: Run the tokenizer code that comes with it; for a checkpoint whose plan says so,
+                with the user's consent.
 
         Raises:
             BayplanError: There is none, or it cannot be loaded.
@@ -56,12 +57,20 @@ class Prompts:
         return cast("int | None", self._tokenizer.pad_token_id)
 
     def groups_to_generate(self, texts: Sequence[str], batch: int) -> list[ModelInputs]:
-        """Return inputs for at most `batch` texts each, padded on the left to the longest of the group."""
+        """Return inputs for at most `batch` texts each, padded on the left to the longest of the group.
+
+        Raises:
+            BayplanError, UsageError: The texts cannot be tokenized, or one has no tokens.
+        """
         starts = range(0, len(texts), batch)
         return [self._encode(texts[start : start + batch], side="left") for start in starts]
 
     def groups_to_embed(self, texts: Sequence[str], batch: int) -> list[ModelInputs]:
-        """Return inputs for at most `batch` texts each, all padded on the right to the longest of all."""
+        """Return inputs for at most `batch` texts each, all padded on the right to the longest of all.
+
+        Raises:
+            BayplanError, UsageError: The texts cannot be tokenized, or one has no tokens.
+        """
         whole = self._encode(texts, side="right")
         starts = range(0, len(texts), batch)
         return [{name: value[start : start + batch] for name, value in whole.items()} for start in starts]
@@ -71,10 +80,24 @@ class Prompts:
         return tuple(str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in token_ids)
 
     def _encode(self, texts: Sequence[str], *, side: str) -> ModelInputs:
+        """Return the tokens of texts.
+
+        Raises:
+            BayplanError: The tokenizer fails, or makes no ids.
+            UsageError: A text has no tokens, so there is nothing to compute from.
+        """
         try:
             encoded = self._tokenizer(
                 list(texts), padding=len(texts) > 1, padding_side=side, return_tensors="pt"
             )
         except FOREIGN_FAULTS as error:
             raise BayplanError("the prompts cannot be tokenized", got=one_line(error)) from error
-        return {str(name): value for name, value in encoded.items()}
+        named = {str(name): value for name, value in encoded.items()}
+        if "input_ids" not in named:
+            got = ", ".join(named) or "nothing"
+            raise BayplanError("the prompts cannot be tokenized", got=got, needed="input_ids")
+        mask = named.get("attention_mask", torch.ones_like(named["input_ids"]))
+        for text, num_tokens in zip(texts, mask.sum(dim=1).tolist(), strict=True):
+            if num_tokens == 0:
+                raise UsageError("a prompt has no tokens", got=quote(text), needed="at least one")
+        return named

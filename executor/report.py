@@ -82,8 +82,12 @@ def realized_blocks(model: nn.Module, state: LoadedState) -> tuple[RealizedBlock
         tensor = tensors[name] if name in tensors else by_identity.get(id(state.bound[name]))
         if tensor is None or tensor.device.type == "meta":
             continue
-        is_in_slot = _is_in_slot(state, placed.block, tensor)
-        if is_in_slot or placed.is_buffer or any(arena.holds(tensor.data_ptr()) for arena in state.arenas):
+        address = tensor.data_ptr()
+        is_own = address == state.bound[name].data_ptr()
+        is_in_slot = is_own and _is_in_slot(state, placed.block, tensor)
+        is_in_arena = is_own and any(arena.holds(address) for arena in state.arenas)
+        # Some modules compute a buffer anew, such as rotary frequencies for a longer context.
+        if is_in_slot or is_in_arena or placed.is_buffer:
             num_bytes[placed.block] += tensor.numel() * tensor.element_size()
         streamed[placed.block] |= is_in_slot
     return tuple(

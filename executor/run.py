@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from bayplan.executor.checkpoint_source import open_checkpoint
 from bayplan.executor.errors import ContextExceededError
-from bayplan.executor.load import loaded
-from bayplan.executor.preflight import check_runnable, open_plan
-from bayplan.executor.prompts import ModelInputs, Prompts
+from bayplan.executor.inputs import check_inputs, described, read_inputs, taken
+from bayplan.executor.load import approve, carry_out, release
+from bayplan.executor.prompts import Prompts
 from bayplan.executor.report import report
 from bayplan.executor.state import state_of
 from bayplan.schemas.errors import BayplanError, UsageError
 from bayplan.schemas.report import Report
-from bayplan.skeleton.config import one_line
+from bayplan.skeleton.config import FOREIGN_FAULTS, one_line
 from bayplan.skeleton.formats import short_dtype
 
 if TYPE_CHECKING:
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from bayplan.executor.inputs import ModelInputs
+    from bayplan.executor.preflight import Approved
     from bayplan.executor.progress import Progress
     from bayplan.schemas.plan import Plan, Workload
 
@@ -70,7 +70,8 @@ def run_plan(
 
     Args:
         plan: A plan, or the path of its file.
-        checkpoint: A folder, or a Hub id; None: where the plan was made from, if that is on the Hub.
+        checkpoint: A folder, a file in it, or a Hub id; None: where the plan was made from, if that is on
+            the Hub.
         prompts: Texts.
         inputs: A safetensors file whose tensors are the forward's arguments, by name.
         max_new_tokens: Most tokens to generate per prompt.
@@ -80,45 +81,76 @@ def run_plan(
         progress: Told how far verifying and reading are.
 
     Raises:
-        UsageError: Not exactly one of `prompts` and `inputs`, or nothing to generate.
+        UsageError: Not exactly one of `prompts` and `inputs`; nothing to generate; a prompt without tokens.
         BayplanError: `inputs` cannot be read, or there is no tokenizer for `prompts`.
-        ContextExceededError: More than planned; known before anything is loaded where prompts are too long.
-        BayplanError: As `load_model`.
+        BayplanError: The inputs are none of this model, as `check_inputs` and `taken` say.
+        ContextExceededError, KeptOutputsError: More than planned; known before anything is loaded.
+        BayplanError: As `load_model`, or the model fails to compute.
     """
     if bool(prompts) == (inputs is not None):
         raise UsageError("give prompts or inputs", got="both" if prompts else "neither", needed="one of them")
     if max_new_tokens < 1:
         raise UsageError("nothing to generate", got=f"{max_new_tokens} new tokens", needed="at least 1")
-    opened = open_plan(plan, expect_digest=expect_digest)
-    check_runnable(opened, trust_remote_code=trust_remote_code)
-    folder = open_checkpoint(opened, checkpoint).folder
-    texts = Prompts(folder, trust_remote_code=trust_remote_code) if prompts else None
+    started_ns = time.perf_counter_ns()
+    approved = approve(
+        plan, checkpoint, on=on, expect_digest=expect_digest, trust_remote_code=trust_remote_code
+    )
+    checks_ns = time.perf_counter_ns() - started_ns
+    texts = _prompts_of(approved, trust_remote_code=trust_remote_code) if prompts else None
+    groups = _checked_groups(approved, texts, prompts, inputs, max_new_tokens)
+    model = carry_out(approved, progress, checks_ns=checks_ns)
+    try:
+        with state_of(model).memory.sampling(), torch.inference_mode():
+            if texts is not None and approved.plan.model.generates:
+                return _continued(model, approved.plan.workload, texts, groups, max_new_tokens)
+            outputs = _joined([forward(model, group, approved.plan.workload) for group in groups])
+            return RunResult(report=report(model), outputs=outputs, outputs_digest=digest_tensors(outputs))
+    finally:
+        release(model)
+
+
+def _prompts_of(approved: Approved, *, trust_remote_code: bool) -> Prompts:
+    """Return the checkpoint's tokenizer; the folder is known to be the planned model's."""
+    trust = approved.plan.model.trust_remote_code and trust_remote_code
+    return Prompts(approved.identified.checkpoint.folder, trust_remote_code=trust)
+
+
+def _checked_groups(
+    approved: Approved,
+    texts: Prompts | None,
+    prompts: Sequence[str],
+    inputs: Path | str | None,
+    max_new_tokens: int,
+) -> list[ModelInputs]:
+    """Return the inputs of each call, known to be what the model takes and what is planned for.
+
+    Everything is checked before anything is loaded: the model's own hooks would find out too late.
+    """
+    workload, model = approved.plan.workload, approved.model
     if texts is None:
-        groups = [_read_inputs(Path(inputs or ""))]
-    elif opened.model.generates:
-        groups = texts.groups_to_generate(prompts, opened.workload.batch)
-        _check_lengths(opened.workload, groups, max_new_tokens)
+        where, groups = str(inputs), [read_inputs(Path(inputs or ""))]
     else:
-        groups = texts.groups_to_embed(prompts, opened.workload.batch)
-    with (
-        loaded(opened, folder, on=on, trust_remote_code=trust_remote_code, progress=progress) as model,
-        state_of(model).memory.sampling(),
-        torch.inference_mode(),
-    ):
-        if texts is not None and opened.model.generates:
-            return _continued(model, opened.workload, texts, groups, max_new_tokens)
-        outputs = _joined([forward(model, group, opened.workload) for group in groups])
-        return RunResult(report=report(model), outputs=outputs, outputs_digest=digest_tensors(outputs))
+        where, generates = "the prompts", approved.plan.model.generates
+        grouped = texts.groups_to_generate if generates else texts.groups_to_embed
+        groups = [taken(group, model) for group in grouped(prompts, workload.batch)]
+    guard = approved.workload_guard()
+    for group in groups:
+        check_inputs(group, model, where=where)
+        if texts is not None and approved.plan.model.generates:
+            _check_lengths(workload, group["input_ids"].shape[1], max_new_tokens)
+        else:
+            guard.check((), dict(_forward_arguments(model, group, workload)))
+    return groups
 
 
 def _continued(
     model: nn.Module, workload: Workload, texts: Prompts, groups: list[ModelInputs], max_new_tokens: int
 ) -> RunResult:
-    token_ids = [
-        ids
-        for group in groups
-        for ids in generate(model, group, workload, max_new_tokens, pad_token_id=texts.pad_token_id)
-    ]
+    forwards = state_of(model).forwards
+    token_ids: list[list[int]] = []
+    for group in groups:
+        with forwards.prompt_of(_num_prompt(model, group)):
+            token_ids += generate(model, group, workload, max_new_tokens, pad_token_id=texts.pad_token_id)
     return RunResult(report=report(model, token_ids=token_ids), texts=texts.decode(token_ids))
 
 
@@ -142,18 +174,23 @@ def generate(
         workload: Bounds the positions of one forward.
         max_new_tokens: Most ids per prompt.
         pad_token_id: For prompts that end before others.
+
+    Raises:
+        BayplanError: The model cannot generate from this.
     """
     assert isinstance(model, PreTrainedModel), "only transformers models generate"
-    has_encoder = bool(model.config.is_encoder_decoder)
-    num_prompt = 1 if has_encoder else group["input_ids"].shape[1]
+    num_prompt = _num_prompt(model, group)
     options: dict[str, int] = {}
     if pad_token_id is not None:
         options["pad_token_id"] = pad_token_id
     if num_prompt > workload.prefill_chunk:
         options["prefill_chunk_size"] = workload.prefill_chunk
-    generated = cast("_Generating", model).generate(
-        **group, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, **options
-    )
+    try:
+        generated = cast("_Generating", model).generate(
+            **group, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, **options
+        )
+    except FOREIGN_FAULTS as error:
+        raise _failure(f"{type(model).__name__}.generate", group, error) from error
     ends = model.generation_config.eos_token_id
     end_ids = set(ends if isinstance(ends, list) else [ends])
     return [_until_end(row[num_prompt:].tolist(), end_ids) for row in generated]
@@ -168,10 +205,14 @@ def forward(model: nn.Module, group: ModelInputs, workload: Workload) -> dict[st
         model: Any model.
         group: Its arguments by name.
         workload: As planned.
+
+    Raises:
+        BayplanError: The model cannot compute this.
     """
-    accepted = inspect.signature(model.forward).parameters
-    options = {"logits_to_keep": 1} if workload.logits == "last" and "logits_to_keep" in accepted else {}
-    output = model(**(options | group))
+    try:
+        output = model(**_forward_arguments(model, group, workload))
+    except FOREIGN_FAULTS as error:
+        raise _failure(f"{type(model).__name__}.forward", group, error) from error
     if isinstance(output, torch.Tensor):
         return {"output": output}
     items = output.items() if hasattr(output, "items") else enumerate(output)
@@ -193,30 +234,37 @@ def digest_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
     return f"sha256:{found.hexdigest()}"
 
 
-def _read_inputs(path: Path) -> ModelInputs:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise BayplanError(
-            "the inputs cannot be read",
-            where=str(path),
-            got=one_line(error),
-            needed="a safetensors file of named tensors",
-        ) from error
+def _forward_arguments(
+    model: nn.Module, group: ModelInputs, workload: Workload
+) -> dict[str, torch.Tensor | int]:
+    takes = inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": 1} if workload.logits == "last" and "logits_to_keep" in takes else {}
+    return {**options, **group}
 
 
-def _check_lengths(workload: Workload, groups: Sequence[ModelInputs], max_new_tokens: int) -> None:
-    """Check the longest prompt before anything is loaded; the model's own hook would find out too late."""
-    longest = max(group["input_ids"].shape[1] for group in groups)
+def _num_prompt(model: nn.Module, group: ModelInputs) -> int:
+    """Return the positions that are there before the first output; a decoder starts from one token."""
+    has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return 1 if has_encoder else group["input_ids"].shape[1]
+
+
+def _failure(what: str, group: ModelInputs, error: BaseException) -> BayplanError:
+    return BayplanError(f"{what} failed", where=described(group), got=one_line(error))
+
+
+def _check_lengths(workload: Workload, num_prompt: int, max_new_tokens: int) -> None:
     if workload.encoder_context is not None:
-        if longest > workload.encoder_context:
+        if num_prompt > workload.encoder_context:
             raise ContextExceededError(
-                "encoder positions", got=longest, planned=workload.encoder_context, option="--encoder-context"
+                "encoder positions",
+                got=num_prompt,
+                planned=workload.encoder_context,
+                option="--encoder-context",
             )
-        longest = 1  # the decoder starts from one token
-    if longest + max_new_tokens > workload.context:
+        num_prompt = 1  # the decoder starts from one token
+    if num_prompt + max_new_tokens > workload.context:
         raise ContextExceededError(
-            "positions", got=longest + max_new_tokens, planned=workload.context, option="--context"
+            "positions", got=num_prompt + max_new_tokens, planned=workload.context, option="--context"
         )
 
 

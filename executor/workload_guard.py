@@ -26,7 +26,7 @@ _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", *_TEX
 
 
 class Call(NamedTuple):
-    """What one forward of the root works on, in positions of each sequence; of the decoder if there is one."""
+    """What one forward of the root works on, in positions of each sequence; of the decoder if it has one."""
 
     num_cached: int
     num_new: int

@@ -82,8 +82,8 @@ def open_folder(path: Path | str, *, variant: str | None = None) -> LocalCheckpo
 def open_shards(path: Path | str, shard_names: Sequence[str]) -> LocalCheckpoint:
     """Return the checkpoint at `path` that has these shards, however its files are called otherwise.
 
-    For a reader that knows its shards by name and by the bytes of their headers: such a reader needs no index,
-    and a folder with several checkpoints holds no question.
+    For a reader that knows its shards by name and by the bytes of their headers: it needs no index, and may
+    find other checkpoints beside its own.
 
     Args:
         path: The folder, or one of its files as for `open_folder`.

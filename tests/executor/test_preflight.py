@@ -11,7 +11,7 @@ from executor_models import LAYERS, save_llama
 from plan_maker import CPU, changed, device, make_plan
 
 from bayplan.executor.errors import MemoryBudgetError
-from bayplan.executor.preflight import Approved, check_runnable, open_plan, preflight
+from bayplan.executor.preflight import Approved, check_runnable, last_checks, open_plan, preflight
 from bayplan.executor.progress import no_progress
 from bayplan.schemas.checkpoint import open_folder
 from bayplan.schemas.codec import encode_plan
@@ -28,7 +28,7 @@ def copied(llama: Path, tmp_path: Path) -> Path:
 
 def check(plan: Plan, folder: Path, **options: object) -> Approved:
     check_runnable(plan, trust_remote_code=False)
-    given = {"model": None, "on": {}, "progress": no_progress} | options
+    given = {"model": None, "on": {}} | options
     return preflight(plan, open_folder(folder), **given)
 
 
@@ -45,8 +45,8 @@ def with_model(plan: Plan, **fields: object) -> Plan:
 def test_good_plan_is_approved_without_loading_anything(llama: Path) -> None:
     approved = check(make_plan(llama, stream=LAYERS), llama)
     assert all(param.is_meta for param in approved.model.parameters())
-    assert not approved.content_verified
-    assert approved.notes == ("content unverified: the plan has no hash of some shards",)
+    notes = ("content unverified: the plan has no hash of some shards",)
+    assert last_checks(approved, no_progress) == (False, notes)
 
 
 # --- the plan itself ---------------------------------------------------------------------------------------
@@ -286,9 +286,8 @@ def hashed(plan: Plan, folder: Path) -> Plan:
 def test_content_is_verified_where_the_plan_has_hashes(sharded_llama: Path) -> None:
     told: list[tuple[str, int, int]] = []
     plan = hashed(make_plan(sharded_llama), sharded_llama)
-    approved = check(plan, sharded_llama, progress=lambda *step: told.append(step))
-    assert approved.content_verified
-    assert approved.notes == ()
+    approved = check(plan, sharded_llama)
+    assert last_checks(approved, lambda *step: told.append(step)) == (True, ())
     assert plan.model.checkpoint is not None
     total = sum(shard.num_bytes for shard in plan.model.checkpoint.shards)
     assert told[-1] == ("verify", total, total)
@@ -300,9 +299,10 @@ def test_weight_changed_by_one_bit(llama: Path, copied: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    refused = refusal(plan, copied)
-    assert refused.kind is RefusalKind.STALE
-    assert refused.got == "model.safetensors has other tensor bytes"
+    with pytest.raises(PlanRefused) as raised:
+        last_checks(check(plan, copied), no_progress)
+    assert raised.value.kind is RefusalKind.STALE
+    assert raised.value.got == "model.safetensors has other tensor bytes"
 
 
 # --- the machine -------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_memory_that_is_not_free_now(llama: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("bayplan.executor.machine.host_available_bytes", lambda: 5)
     plan = make_plan(llama)
     with pytest.raises(MemoryBudgetError) as raised:
-        check(plan, llama)
+        last_checks(check(plan, llama), no_progress)
     ledger = plan.devices[0].ledger
     needed = ledger.weights[1] + ledger.kv[1] + ledger.activations[1] + ledger.staging[1]
     assert (raised.value.device, raised.value.needed_bytes, raised.value.available_bytes) == (CPU, needed, 5)

@@ -199,7 +199,7 @@ def test_inputs_that_are_no_safetensors_file(llama: Path, tmp_path: Path) -> Non
 def test_prompt_beyond_the_context_is_refused_before_loading(
     speaker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "loaded", None)
+    monkeypatch.setattr(run_module, "carry_out", None)
     with pytest.raises(ContextExceededError) as raised:
         run_plan(make_plan(speaker, context=8), speaker, prompts=PROMPTS, max_new_tokens=5)
     assert str(raised.value) == (
