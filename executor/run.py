@@ -133,12 +133,13 @@ def _checked_groups(
         where, generates = "the prompts", approved.plan.model.generates
         grouped = texts.groups_to_generate if generates else texts.groups_to_embed
         groups = [taken(group, model) for group in grouped(prompts, workload.batch)]
-    guard = approved.workload_guard()
     for group in groups:
         check_inputs(group, model, where=where)
-        if texts is not None and approved.plan.model.generates:
-            _check_lengths(workload, group["input_ids"].shape[1], max_new_tokens)
-        else:
+    if texts is not None and approved.plan.model.generates:
+        _check_lengths(workload, max(group["input_ids"].shape[1] for group in groups), max_new_tokens)
+    else:
+        guard = approved.workload_guard()
+        for group in groups:
             guard.check((), dict(_forward_arguments(model, group, workload)))
     return groups
 

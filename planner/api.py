@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from bayplan.planner.model.source import Progress
 
 
+_STEPS = 2
+"""Of planning, for progress: reading the model, and placing it."""
+
+
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what its maker should tell the user."""
 
@@ -93,10 +97,13 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     from bayplan.planner.hardware.probe import probe_inventory  # torch, only if this machine is asked
     from bayplan.planner.model.read_model import read_model  # torch and transformers
 
+    tell = progress if progress is not None else _untold
+    tell("plan", 0, _STEPS)
     inventory = options.inventory or probe_inventory()
     max_memory = parse_max_memory(options.max_memory, inventory)
     pins = parse_pins(options.pins, inventory)
     read = read_model(model, options, progress)
+    tell("plan", 1, _STEPS)
     left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
     max_memory = {**max_memory, **dict.fromkeys(left_out, 0)}
     warnings = read.warnings
@@ -104,7 +111,12 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
         warnings = (*warnings, f"left unused, since this version does not run on it: {', '.join(left_out)}")
     chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
     plan = solve(chain, read, inventory, max_memory, pins, options)
+    tell("plan", _STEPS, _STEPS)
     return Planned(plan=plan, warnings=warnings)
+
+
+def _untold(stage: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def solve(

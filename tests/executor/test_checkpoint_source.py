@@ -59,15 +59,40 @@ def test_code_is_downloaded_only_where_the_plan_needs_it(llama: Path, hub: list[
     assert hub[0][1]["allow_patterns"][-1] == "*.py"
 
 
-def test_variant_is_that_of_the_planned_shards(llama: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(llama, tmp_path / "copy"))
-    shutil.copy(folder / "model.safetensors", folder / "model.fp16.safetensors")
-    plan = make_plan(folder)
+def with_shards(plan: Plan, names: tuple[str, ...]) -> Plan:
     assert plan.model.checkpoint is not None
-    shard = msgspec.structs.replace(plan.model.checkpoint.shards[0], file="model.fp16.safetensors")
-    checkpoint = msgspec.structs.replace(plan.model.checkpoint, shards=(shard,))
-    plan = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, checkpoint=checkpoint))
-    assert open_checkpoint(plan, folder).shard_names == ("model.fp16.safetensors",)
+    shard = plan.model.checkpoint.shards[0]
+    shards = tuple(msgspec.structs.replace(shard, file=name) for name in names)
+    checkpoint = msgspec.structs.replace(plan.model.checkpoint, shards=shards)
+    return msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, checkpoint=checkpoint))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("model.fp16.safetensors",),
+        ("consolidated.00.safetensors",),
+        ("model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"),
+        ("part/a.safetensors", "part/b.safetensors"),
+    ],
+)
+def test_shards_are_those_of_the_plan_whatever_their_names(
+    llama: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "copy"))
+    (folder / "part").mkdir()
+    for name in names:
+        shutil.copy(folder / "model.safetensors", folder / name)
+    found = open_checkpoint(with_shards(make_plan(llama), names), folder)
+    assert (found.folder, found.shard_names) == (folder, names)
+    assert found.config_path == folder / "config.json"
+
+
+def test_file_of_the_checkpoint_stands_for_it(llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "copy"))
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    plan = with_shards(make_plan(llama), ("other.safetensors",))
+    assert open_checkpoint(plan, folder / "other.safetensors").shard_names == ("other.safetensors",)
 
 
 def test_nothing_given_for_a_plan_from_a_folder(llama: Path) -> None:
@@ -102,10 +127,6 @@ def test_hub_that_refuses(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_planned_name_that_leads_out_of_the_folder(llama: Path) -> None:
-    plan = make_plan(llama)
-    assert plan.model.checkpoint is not None
-    shard = msgspec.structs.replace(plan.model.checkpoint.shards[0], file="../model.safetensors")
-    checkpoint = msgspec.structs.replace(plan.model.checkpoint, shards=(shard,))
-    plan = msgspec.structs.replace(plan, model=msgspec.structs.replace(plan.model, checkpoint=checkpoint))
+    plan = with_shards(make_plan(llama), ("../model.safetensors",))
     with pytest.raises(CheckpointError, match="names a shard that may not be opened"):
         open_checkpoint(plan, llama)

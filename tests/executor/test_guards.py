@@ -24,8 +24,15 @@ def streamed(llama: Path) -> Any:
         yield model
 
 
+SHARE_HINT = "load the plan again in each process, or plan with more memory"
 CAST_HINT = "choose the data type with bayplan plan --format, or plan with more memory"
 SECOND_HINT = "load the plan again for a second model"
+
+
+def take_address(tensor: torch.Tensor) -> torch.Tensor:
+    """Change where a tensor is and return the same object, as `share_memory_` does."""
+    tensor.data = tensor.data.clone()
+    return tensor
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,24 @@ SECOND_HINT = "load the plan again for a second model"
         (lambda model: model.to_empty(device="cpu"), "moving or casting", CAST_HINT),
         (lambda model: model.model.layers.half(), "moving or casting", CAST_HINT),
         (lambda model: model.model.layers[1].half(), "moving or casting", CAST_HINT),
+        (lambda model: model.model.layers[1].mlp.up_proj.half(), "moving or casting", CAST_HINT),
+        (lambda model: model._apply(lambda tensor: tensor.share_memory_()), "moving or casting", CAST_HINT),
+        (lambda model: model.model._apply(take_address), "moving or casting", CAST_HINT),
+        (lambda model: model.share_memory(), "share_memory()", SHARE_HINT),
+        (lambda model: model.model.layers.share_memory(), "share_memory()", SHARE_HINT),
+        (lambda model: model.model.layers[1].mlp.share_memory(), "share_memory()", SHARE_HINT),
+        (
+            lambda model: model.model.layers[1].mlp.state_dict(),
+            "state_dict()",
+            "the weights are in the checkpoint: copy its files",
+        ),
+        (
+            lambda model: model.model.layers[1].mlp.up_proj.load_state_dict({}, strict=False),
+            "load_state_dict()",
+            "change the checkpoint and plan again from it",
+        ),
+        (lambda model: copy.deepcopy(model.model.layers[1].mlp), "deepcopy()", SECOND_HINT),
+        (lambda model: pickle.dumps(model.model.layers[1].mlp.up_proj), "pickle", SECOND_HINT),
         (
             lambda model: model.state_dict(),
             "state_dict()",
@@ -104,3 +129,5 @@ def test_guards_go_with_the_model(llama: Path) -> None:
     release(model)
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     assert copy.deepcopy(model.model.layers[1]).mlp.up_proj.weight.is_meta
+    assert copy.deepcopy(model.model.layers[1].mlp).up_proj.weight.is_meta
+    assert model.model.layers[1].mlp.state_dict().keys() >= {"up_proj.weight"}

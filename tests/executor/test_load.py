@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from executor_models import LAYERS, TOKENS, reference, save, save_llama
@@ -24,7 +25,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from bayplan.executor.errors import ReleasedError, StreamError, TiedTensorsDifferError
+from bayplan.executor.errors import (
+    KeptOutputsError,
+    ReleasedError,
+    StreamError,
+    ThreadStartError,
+    TiedTensorsDifferError,
+)
 from bayplan.executor.load import load_model, loaded, release
 from bayplan.executor.report import report
 from bayplan.executor.state import state_of
@@ -223,6 +230,62 @@ def test_model_of_the_caller_is_filled_in_place(llama: Path) -> None:
         assert_same_tensors(model, reference(LlamaForCausalLM, llama))
 
 
+def given_refusal(folder: Path, given: nn.Module) -> str:
+    with pytest.raises(UsageError) as raised:
+        load_model(make_plan(folder), folder, model=given)
+    return str(raised.value)
+
+
+def test_model_to_fill_that_has_weights(llama: Path) -> None:
+    given = reference(LlamaForCausalLM, llama)
+    before = [param.clone() for param in given.parameters()]
+    assert given_refusal(llama, given) == (
+        "model: the model to fill has weights: got model.embed_tokens.weight, "
+        "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight and 45 more, "
+        "needed every parameter on meta\n"
+        "hint: build it under bayplan.empty_weights()"
+    )
+    assert all(torch.equal(*pair) for pair in zip(given.parameters(), before, strict=True))
+
+
+def test_model_to_fill_without_values_for_its_buffers(llama: Path) -> None:
+    config = reference(LlamaForCausalLM, llama).config
+    with torch.device("meta"):
+        given = LlamaForCausalLM(config)
+    assert given_refusal(llama, given) == (
+        "model: the model to fill has buffers without values: got model.rotary_emb.inv_freq, "
+        "model.rotary_emb.original_inv_freq, needed values for every buffer that is not in a checkpoint\n"
+        "hint: build it under bayplan.empty_weights()"
+    )
+
+
+@pytest.mark.parametrize("stream", [(), LAYERS])
+def test_model_to_fill_that_is_loaded(llama: Path, stream: tuple[str, ...]) -> None:
+    with loaded(make_plan(llama, stream=stream), llama) as model:
+        expected = outputs(model)
+        assert given_refusal(llama, model) == (
+            "model: the model is loaded already\n"
+            "hint: release it first, or leave `model` out for a second one"
+        )
+        for got, wanted in zip(outputs(model), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_released_model_can_be_filled_again(llama: Path) -> None:
+    expected = reference(LlamaForCausalLM, llama)
+    model = load_model(make_plan(llama, stream=LAYERS), llama)
+    for stream in ((), LAYERS):
+        release(model)
+        copied = copy.deepcopy(model)
+        assert load_model(make_plan(llama, stream=stream), llama, model=model) is model
+        for got, wanted in zip(outputs(model), outputs(expected), strict=True):
+            assert torch.equal(got, wanted)
+        assert report(model).honoured
+        with pytest.raises(ReleasedError):
+            copied(TOKENS)
+    release(model)
+
+
 def test_progress_ends_with_everything_read(llama: Path) -> None:
     told: list[tuple[str, int, int]] = []
     with loaded(make_plan(llama), llama, progress=lambda *step: told.append(step)) as model:
@@ -283,6 +346,60 @@ def test_failure_while_reading_leaves_nothing_behind(llama: Path, monkeypatch: p
         load_model(make_plan(llama), llama, model=given)
     assert all(param.is_meta for param in given.parameters())
     assert not given._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("name", "what"), [("reader", "reader"), ("meter", "memory meter")])
+def test_system_that_gives_no_thread(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
+    given = on_meta(llama)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == f"bayplan-{name}":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    closed: list[str] = []
+    monkeypatch.setattr("bayplan.executor.load.ShardReader.close", lambda reader: closed.append("reader"))
+    with pytest.raises(ThreadStartError) as raised:
+        load_model(make_plan(llama, stream=LAYERS), llama, model=given)
+    assert str(raised.value) == (
+        f"the {what} thread cannot be started: got can't start new thread\n"
+        "hint: raise the limit of threads (ulimit -u, or the container's), or stop other processes"
+    )
+    assert_untouched(given)
+    assert ("reader" in closed) is (name == "reader")
+    assert "bayplan-meter" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("step", ["StreamGuards", "attach", "check_nothing_on_meta"])
+def test_failure_after_binding_leaves_nothing_behind(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise ArithmeticError
+
+    given = on_meta(llama)
+    monkeypatch.setattr(f"bayplan.executor.load.{step}", fail)
+    with pytest.raises(ArithmeticError):
+        load_model(make_plan(llama, stream=LAYERS), llama, model=given)
+    assert_untouched(given)
+    assert "bayplan-reader" not in {thread.name for thread in threading.enumerate()}
+    monkeypatch.undo()
+    with loaded(make_plan(llama, stream=LAYERS), llama, model=given) as model:
+        assert report(model).honoured
+
+
+def assert_untouched(given: Any) -> None:
+    """No weights, no hook, no guard, no state; buffers as they were."""
+    assert all(param.is_meta for param in given.parameters())
+    assert not any(buffer.is_meta for buffer in given.buffers())
+    for module in given.modules():
+        hooks = (module._forward_pre_hooks, module._forward_hooks, module._state_dict_pre_hooks)
+        assert not any(hooks)
+        assert not {"_apply", "share_memory", "_bayplan"} & module.__dict__.keys()
 
 
 def test_checkpoint_that_changes_during_a_run(tmp_path: Path) -> None:
@@ -390,6 +507,23 @@ def test_wholly_resident_model_can_be_copied_and_pickled(llama: Path) -> None:
             assert torch.equal(made(TOKENS).logits, model(TOKENS).logits)
             with pytest.raises(UsageError):
                 report(made)
+
+
+def test_forward_that_keeps_more_than_planned(llama: Path) -> None:
+    plan = make_plan(llama)
+    ledger = msgspec.structs.replace(plan.devices[0].ledger, activations=(0, 4096))
+    plan = changed(plan, devices=(msgspec.structs.replace(plan.devices[0], ledger=ledger),))
+    with loaded(plan, llama) as model, torch.no_grad():
+        with pytest.raises(KeptOutputsError) as raised:
+            model(TOKENS)
+        assert str(raised.value) == (
+            "the outputs of this forward take more memory than planned for activations: "
+            "got 6.00 KiB of logits, needed at most 4.00 KiB\n"
+            "hint: pass logits_to_keep=1"
+        )
+        assert model(TOKENS, logits_to_keep=1).logits.shape[1] == 1
+        assert model(TOKENS[:, :3]).logits.shape[1] == 3
+        model.generate(TOKENS, attention_mask=MASK, max_new_tokens=2, do_sample=False)
 
 
 def test_edited_plan_in_memory_is_refused_before_anything_is_read(llama: Path, tmp_path: Path) -> None:

@@ -206,6 +206,49 @@ def test_config_with_other_bytes_for_the_same_model(llama: Path, copied: Path) -
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("[" * 200_000, "the model's config is nested too deeply"),
+        (
+            "no JSON",
+            "the model's config is not JSON (JSONDecodeError: Expecting value: line 1 column 1 (char 0))",
+        ),
+        ("{}", "the config does not say what model it is"),
+    ],
+)
+def test_folder_whose_config_makes_no_model(llama: Path, copied: Path, text: str, got: str) -> None:
+    (copied / "config.json").write_text(text)
+    refused = refusal(make_plan(llama), copied)
+    assert refused.kind is RefusalKind.FOREIGN
+    assert str(refused) == (
+        f"{copied}: plan refused (foreign): the folder's config is another, and makes no model here: "
+        f"got {got}, needed LlamaForCausalLM (170688 parameters)\n"
+        "hint: give the folder of the planned model, or plan for this one"
+    )
+
+
+def test_folder_whose_config_transformers_refuses(llama: Path, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text()) | {"num_hidden_layers": "many"}
+    (copied / "config.json").write_text(json.dumps(config))
+    refused = refusal(make_plan(llama), copied)
+    assert refused.kind is RefusalKind.FOREIGN
+    assert "refuses this config of llama" in refused.got
+
+
+def test_config_that_cannot_be_read(llama: Path, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    plan = make_plan(llama)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BayplanError) as raised:
+        check(plan, copied)
+    assert str(raised.value) == (
+        f"{copied / 'config.json'}: the config cannot be read: got Permission denied"
+    )
+
+
 def test_byte_changed_in_a_header(llama: Path, copied: Path) -> None:
     shard = copied / "model.safetensors"
     data = bytearray(shard.read_bytes())
@@ -270,6 +313,23 @@ def test_other_attention_implementation(llama: Path) -> None:
         "got sdpa, needed flex_attention\n"
         "hint: plan again on a machine with the same libraries"
     )
+
+
+def test_other_experts_implementation(llama: Path) -> None:
+    refused = refusal(with_model(make_plan(llama), experts_implementation="other"), llama)
+    there = approved_experts(llama)
+    assert str(refused) == (
+        "plan refused (foreign): another experts implementation gives other bits: "
+        f"got {there}, needed other\n"
+        "hint: plan again on a machine with the same libraries"
+    )
+    assert check(with_model(make_plan(llama), experts_implementation=there), llama)
+
+
+def approved_experts(folder: Path) -> str:
+    found = check(make_plan(folder), folder).model.config._experts_implementation
+    assert isinstance(found, str)
+    return found
 
 
 def hashed(plan: Plan, folder: Path) -> Plan:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ from plan_maker import CPU, make_plan
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from bayplan.executor.load import loaded
+from bayplan.executor.load import load_model, loaded, release
 from bayplan.executor.report import report
+from bayplan.executor.state import state_of
 from bayplan.schemas.codec import encode_report, read_report
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.report import Report
@@ -78,6 +81,50 @@ def test_streamed_parameter_that_was_replaced_is_not_honoured(llama: Path) -> No
         assert not told.honoured
         planned = next(block.num_bytes for block in plan.blocks if block.id == LAYERS[2])
         assert realized(told, LAYERS[2]) == (Residency.STREAM_DISK, planned - 256)
+
+
+class Wrapped(nn.Module):
+    """A layer inside another, as adapters are put on: its tensors have other names then."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(hidden) * self.scale
+
+
+@pytest.mark.parametrize("stream", [(), LAYERS])
+def test_wrapped_modules_are_found_and_let_go_of(llama: Path, stream: tuple[str, ...]) -> None:
+    model = load_model(make_plan(llama, stream=stream), llama)
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        for layer in model.model.layers:
+            layer.self_attn.q_proj = Wrapped(layer.self_attn.q_proj)
+        assert torch.equal(model(TOKENS).logits, expected)
+    told = report(model)
+    assert told.honoured
+    mappings = [weakref.ref(arena._region._mapping) for arena in state_of(model).arenas]
+    release(model)
+    assert {fqn for fqn, param in model.named_parameters() if not param.is_meta} == {
+        f"{layer}.self_attn.q_proj.scale" for layer in LAYERS
+    }
+    gc.collect()
+    assert [mapping() for mapping in mappings] == [None] * len(mappings)
+
+
+def test_parameters_that_changed_places_are_not_honoured(llama: Path) -> None:
+    with loaded(make_plan(llama), llama) as model:
+        first, second = (layer.mlp.up_proj for layer in model.model.layers[:2])
+        first.weight, second.weight = second.weight, first.weight
+        assert not report(model).honoured
+
+
+def test_what_the_system_does_not_report_is_noted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bayplan.executor.backend.host_memory_notes", lambda: ("no figure here",))
+    with loaded(make_plan(llama), llama) as model:
+        assert report(model).notes[1:] == ("no figure here",)
 
 
 def test_block_in_the_slot_of_another_is_not_honoured(llama: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.schemas.checkpoint import LocalCheckpoint, TensorPlace, locate_tensors, open_folder
+from bayplan.schemas.checkpoint import LocalCheckpoint, TensorPlace, locate_tensors, open_folder, open_shards
 from bayplan.schemas.checkpoint_index import CheckpointError, CheckpointRule
 from bayplan.schemas.safetensors_header import read_header
 
@@ -78,6 +78,63 @@ def test_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         open_folder(tmp_path / "none")
     assert raised.value.rule is CheckpointRule.UNREADABLE
+
+
+def shards(folder: Path, *names: str) -> tuple[str, ...]:
+    return open_shards(folder, names).shard_names
+
+
+def test_shards_by_name(tmp_path: Path) -> None:
+    for name in ("model", "model.fp16", "consolidated.00", "consolidated.01"):
+        write_shard(tmp_path / f"{name}.safetensors", {name: 1})
+    (tmp_path / "model.safetensors.index.json").write_text("broken")
+    (tmp_path / "config.json").write_text("{}")
+    wanted = ("consolidated.00.safetensors", "consolidated.01.safetensors")
+    for path in (tmp_path, str(tmp_path), tmp_path / wanted[1]):
+        assert open_shards(path, wanted) == LocalCheckpoint(
+            folder=tmp_path, config_path=tmp_path / "config.json", shard_names=wanted, index=None
+        )
+
+
+def test_shards_that_are_missing_leave_the_others_and_what_is_there_instead(tmp_path: Path) -> None:
+    write_shard(tmp_path / "model-1.safetensors", {"a": 1})
+    assert shards(tmp_path, "model-1.safetensors", "model-2.safetensors") == ("model-1.safetensors",)
+    write_shard(tmp_path / "new.safetensors", {"b": 1})
+    write_index(tmp_path, {"a": "model-1.safetensors", "b": "new.safetensors"})
+    names = ("model-1.safetensors", "new.safetensors")
+    assert shards(tmp_path, "model-1.safetensors", "model-2.safetensors") == names
+    assert shards(tmp_path, "model.fp16.safetensors") == names
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert shards(tmp_path, "model.fp16.safetensors") == names
+
+
+def test_other_file_than_the_shards_is_opened_as_it_is(tmp_path: Path) -> None:
+    write_shard(tmp_path / "one.safetensors", {"a": 1})
+    write_shard(tmp_path / "model.safetensors", {"a": 1})
+    assert shards(tmp_path / "one.safetensors", "model.safetensors") == ("one.safetensors",)
+
+
+def test_shards_in_a_folder_without_any(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        open_shards(tmp_path, ("model.safetensors",))
+    assert raised.value.rule is CheckpointRule.NO_CHECKPOINT
+    with pytest.raises(CheckpointError) as raised:
+        open_shards(tmp_path / "none", ("model.safetensors",))
+    assert raised.value.rule is CheckpointRule.UNREADABLE
+
+
+def test_shards_outside_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    write_shard(tmp_path / "outside/x.safetensors", {"a": 1})
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/part").symlink_to(tmp_path / "outside")
+    for name, rule in (
+        ("../outside/x.safetensors", CheckpointRule.SHARD_NAME),
+        ("part/x.safetensors", CheckpointRule.OUTSIDE_FOLDER),
+    ):
+        with pytest.raises(CheckpointError) as raised:
+            open_shards(tmp_path / "folder", (name,))
+        assert raised.value.rule is rule
 
 
 def test_index_that_does_not_match_its_shards(tmp_path: Path) -> None:

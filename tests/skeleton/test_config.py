@@ -88,6 +88,9 @@ def test_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (b"[" * 200_000, "is nested too deeply: needed at most 100 levels"),
+        (b'{"a":' * 101 + b"}" * 101, "is nested too deeply: needed at most 100 levels"),
+        (b" " * (2**24 + 1), "is too large: needed at most 16777216 bytes"),
         (b'{"a": ', "is not JSON: got JSONDecodeError: Expecting value: line 1 column 7 (char 6)"),
         (b"\xff", "is not JSON: got UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0:"),
         (b"[]", "is not a JSON object: got list"),

@@ -61,7 +61,6 @@ def plan(
 ) -> None:
     """Work out where every block of a model goes, and write it down."""
     check_target(output)
-    from bayplan.planner.api import make_plan
     from bayplan.planner.options import PlanOptions
 
     options = PlanOptions(
@@ -83,6 +82,9 @@ def plan(
         checkpoint=checkpoint,
     )
     with ProgressBars() as bars:
+        bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing
+        from bayplan.planner.api import make_plan
+
         planned = make_plan(model, options, bars)
     for warning in planned.warnings:
         say(f"warning: {warning}")

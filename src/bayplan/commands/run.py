@@ -64,9 +64,11 @@ def run(
     """Load a model by its plan and generate, or run one forward."""
     check_target(report)
     devices = _devices(on or (), plan)
-    from bayplan.executor.run import DEFAULT_NEW_TOKENS, run_plan
-
     with ProgressBars() as bars:
+        bars("libraries", 0, 1)
+        from bayplan.executor.run import DEFAULT_NEW_TOKENS, run_plan
+
+        bars("libraries", 1, 1)
         result = run_plan(
             plan,
             checkpoint,
