@@ -7,7 +7,7 @@ import pytest
 import torch
 from executor_models import TOKENS
 from safetensors.torch import save_file
-from tiny_models import build
+from meta_models import on_meta
 from torch import nn
 
 from bayplan.executor.inputs import accepted_names, check_inputs, described, read_inputs, taken
@@ -33,12 +33,12 @@ class Needing(nn.Module):
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
-        (build("llama"), {"input_ids": IDS}),
-        (build("llama"), {"input_ids": IDS.int(), "attention_mask": torch.ones_like(IDS)}),
-        (build("llama"), {"inputs_embeds": torch.zeros(1, 2, 32)}),
-        (build("bert"), {"input_ids": ids(0, 95), "token_type_ids": ids(0, 1)}),
-        (build("t5"), {"input_ids": IDS, "decoder_input_ids": ids(1)}),
-        (build("vit"), {"pixel_values": torch.zeros(1, 3, 16, 16)}),
+        (on_meta("llama"), {"input_ids": IDS}),
+        (on_meta("llama"), {"input_ids": IDS.int(), "attention_mask": torch.ones_like(IDS)}),
+        (on_meta("llama"), {"inputs_embeds": torch.zeros(1, 2, 32)}),
+        (on_meta("bert"), {"input_ids": ids(0, 95), "token_type_ids": ids(0, 1)}),
+        (on_meta("t5"), {"input_ids": IDS, "decoder_input_ids": ids(1)}),
+        (on_meta("vit"), {"pixel_values": torch.zeros(1, 3, 16, 16)}),
         (Anything(), {"whatever": torch.zeros(1)}),
         (Needing(), {"hidden": torch.zeros(1), "scale": torch.zeros(1)}),
     ],
@@ -80,7 +80,7 @@ NO_IDS = "are no token ids: got {}, needed int64 or int32 of shape [sequences, p
 )
 def test_inputs_that_no_forward_can_take(name: str, inputs: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(BayplanError) as raised:
-        check_inputs(inputs, build(name), where="file")
+        check_inputs(inputs, on_meta(name), where="file")
     assert str(raised.value) == f"file: {message}"
 
 
@@ -99,7 +99,7 @@ def test_arguments_that_are_missing() -> None:
 
 
 def test_described_keyword_arguments_count() -> None:
-    accepted = accepted_names(build("llama"))
+    accepted = accepted_names(on_meta("llama"))
     assert accepted is not None
     assert accepted > {"input_ids", "position_ids", "output_hidden_states"}
     assert "token_type_ids" not in accepted
@@ -108,14 +108,14 @@ def test_described_keyword_arguments_count() -> None:
 
 def test_what_a_tokenizer_makes_too_much_is_dropped() -> None:
     made = {"input_ids": IDS, "attention_mask": IDS, "token_type_ids": IDS, "length": IDS}
-    assert taken(made, build("llama")).keys() == {"input_ids", "attention_mask"}
-    assert taken(made, build("bert")).keys() == {"input_ids", "attention_mask", "token_type_ids"}
+    assert taken(made, on_meta("llama")).keys() == {"input_ids", "attention_mask"}
+    assert taken(made, on_meta("bert")).keys() == {"input_ids", "attention_mask", "token_type_ids"}
     assert taken(made, Anything()).keys() == made.keys()
 
 
 def test_texts_for_a_model_of_images() -> None:
     with pytest.raises(BayplanError) as raised:
-        taken({"input_ids": IDS}, build("vit"))
+        taken({"input_ids": IDS}, on_meta("vit"))
     assert str(raised.value) == (
         "ViTForImageClassification does not take texts: needed pixel_values\n"
         "hint: pass its inputs with --inputs"

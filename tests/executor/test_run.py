@@ -300,7 +300,8 @@ def test_failures_say_what_was_run(speaker: Path) -> None:
         with pytest.raises(BayplanError) as raised:
             run({"input_ids": TOKENS[:1] + 1000})
         assert str(raised.value) == (
-            f"input_ids int64[1, 6]: LlamaForCausalLM.{name} failed: got IndexError: index out of range in self"
+            f"input_ids int64[1, 6]: LlamaForCausalLM.{name} failed: "
+            "got IndexError: index out of range in self"
         )
 
 

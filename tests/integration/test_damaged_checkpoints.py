@@ -147,12 +147,31 @@ def test_planning_for_a_damaged_checkpoint(
     plan_fails(cli, 1, message, damaged, "-i", machine, output=tmp_path / "out")
 
 
-@pytest.mark.parametrize("damage", [shard_missing, shard_empty, header_past_end, index_leads_outside])
+@pytest.mark.parametrize("damage", [shard_empty, header_past_end])
 def test_running_on_a_checkpoint_that_is_none_any_more(
     damage: Callable[[Path], str], damaged: Path, planned: Path, cli: Cli
 ) -> None:
     message = damage(damaged)
     assert cli("run", planned, "--checkpoint", damaged, *PROMPT) == Done(1, "", f"error: {message}\n")
+
+
+def test_running_without_a_shard(damaged: Path, planned: Path, cli: Cli) -> None:
+    shard_missing(damaged)
+    assert cli("run", planned, "--checkpoint", damaged, *PROMPT) == Done(
+        4,
+        "",
+        f"error: {damaged}: plan refused (stale): the checkpoint changed since the plan was made: "
+        f"got {LAST} is missing, needed the planned files\n"
+        "hint: get the planned revision, or plan again from this folder\n",
+    )
+
+
+def test_running_needs_no_index(damaged: Path, llama: Path, planned: Path, cli: Cli) -> None:
+    """The plan names the shards and knows their headers, so that a bad index has nothing to say."""
+    expected = cli("run", planned, "--checkpoint", llama, *PROMPT)
+    index_leads_outside(damaged)
+    done = cli("run", planned, "--checkpoint", damaged, *PROMPT)
+    assert (done.code, done.out) == (0, expected.out)
 
 
 @pytest.mark.parametrize(
