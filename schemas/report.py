@@ -19,9 +19,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     load_ns: Nanoseconds
     """From the start of loading until every resident block is bound."""
     first_output_ns: Nanoseconds | None
-    """The first forward; None: none ran."""
+    """Until the first output, encoder and every chunk of the prompt included; None: no forward ended."""
     decode_ns: Nanoseconds | None
-    """One generation step: predicted, or the median of those measured; None: nothing was generated."""
+    """One generation step, of one new position for each sequence: predicted, or the median of those measured;
+    None: nothing was generated."""
     peak_bytes: dict[DeviceId, NumBytes]
     """Highest memory of each device, runtime included. Predicted: the ledger's `hi`. Measured on the CPU:
     anonymous and locked memory of the process, page cache not counted."""

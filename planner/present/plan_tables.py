@@ -33,11 +33,6 @@ class Table(msgspec.Struct, frozen=True):
     """Columns that hold quantities."""
 
 
-def used_bytes(device: PlannedDevice) -> int:
-    """Return the most that the device's ledger takes of its budget, in bytes."""
-    return sum(getattr(device.ledger, field)[1] for field, _ in COMPONENTS)
-
-
 def device_table(plan: Plan) -> Table:
     """Return one row for each device: its most bytes by component, and what it may take."""
     shown = [
@@ -49,7 +44,7 @@ def device_table(plan: Plan) -> Table:
     rows = tuple(
         (
             device_label(device.id, single_node=single_node),
-            format_size(used_bytes(device)),
+            format_size(device.ledger.budgeted_bytes),
             format_size(device.budget_bytes),
             *(_size_or_dash(getattr(device.ledger, field)[1]) for field, _ in shown),
         )

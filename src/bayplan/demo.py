@@ -186,15 +186,16 @@ def reference(plan: Plan, checkpoint: str) -> tuple[Outcome, int]:
 
 
 def _outcome(model: nn.Module, plan: Plan, folder: Path) -> Outcome:
+    from bayplan.executor.inputs import taken
     from bayplan.executor.prompts import Prompts
     from bayplan.executor.run import digest_tensors, forward, generate
 
     texts = Prompts(folder, trust_remote_code=plan.model.trust_remote_code)
-    group: ModelInputs = texts.groups_to_embed(PROMPTS[:1], 1)[0]
+    group: ModelInputs = taken(texts.groups_to_embed(PROMPTS[:1], 1)[0], model)
     digest = digest_tensors(forward(model, group, plan.workload))
     if not plan.model.generates:
         return Outcome(outputs_digest=digest)
-    prompt = texts.groups_to_generate(PROMPTS[-1:], 1)[0]
+    prompt = taken(texts.groups_to_generate(PROMPTS[-1:], 1)[0], model)
     ids = generate(model, prompt, plan.workload, NEW_TOKENS, pad_token_id=texts.pad_token_id)
     return Outcome(outputs_digest=digest, token_ids=tuple(tuple(row) for row in ids))
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from executor_models import TOKENS
-from safetensors.torch import save_file
 from meta_models import on_meta
+from safetensors.torch import save_file
 from torch import nn
 
 from bayplan.executor.inputs import accepted_names, check_inputs, described, read_inputs, taken

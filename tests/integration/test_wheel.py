@@ -45,7 +45,7 @@ def test_the_wheel_holds_exactly_the_package(wheel: Path) -> None:
     }
     assert {
         "bayplan/schemas/plan.py",
-        "bayplan/planner/placement.py",
+        "bayplan/planner/solve/placement.py",
         "bayplan/executor/load.py",
         "bayplan/skeleton/build.py",
         "bayplan/commands/app.py",

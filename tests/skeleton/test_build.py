@@ -210,7 +210,7 @@ def test_factory_is_no_callable(factories: str, attribute: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("fails", "the factory fails: got RuntimeError: no luck"),
+        ("fails", "the factory fails: got RuntimeError: no luck second line"),
         ("returns_a_list", "the factory returns no module: got list, needed an nn.Module"),
         (
             "lazy",
