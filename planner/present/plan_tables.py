@@ -11,7 +11,7 @@ import msgspec
 
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.wording import device_label, has_single_node, printable
-from bayplan.schemas.plan import Block, Experts, Plan, PlannedDevice
+from bayplan.schemas.plan import Block, Experts, Plan
 from bayplan.schemas.sizes import format_size
 
 COMPONENTS: tuple[tuple[str, str], ...] = (
