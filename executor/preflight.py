@@ -28,7 +28,7 @@ from bayplan.executor.workload_guard import WorkloadGuard
 from bayplan.schemas.checkpoint import LocalCheckpoint, locate_tensors
 from bayplan.schemas.codec import read_plan, sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
-from bayplan.schemas.features import not_yet_run
+from bayplan.schemas.features import Feature, not_yet_run
 from bayplan.schemas.plan import PLAN_SEMANTICS, Plan
 from bayplan.schemas.plan_rules import plan_problems
 
@@ -126,7 +126,7 @@ def check_runnable(plan: Plan, *, trust_remote_code: bool) -> None:
             unsupported,
             "uses what this version does not run yet",
             got="; ".join(features),
-            hint="plan again for this machine, without -i",
+            hint="" if Feature.ANY_MODULE in features else "plan again for this machine, without -i",
         )
     if plan.errored or not plan.complete:
         got = "errored" if plan.errored else "incomplete"

@@ -76,6 +76,8 @@ class Reason(enum.StrEnum):
     """Called more than once in a forward."""
     NOT_CALLED = "not-called"
     """Never called in the traced forward: its weights may be read, so they stay."""
+    UNTRACED = "untraced"
+    """No forward could be traced, so nobody knows when its weights are read."""
     OWN_TENSORS = "own-tensors"
     """Tensors that a split module holds itself: there is no call before which they could be brought in."""
     MUTATED = "mutated"

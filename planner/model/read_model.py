@@ -152,7 +152,8 @@ def _match(source: ModelSource, module: torch.nn.Module) -> CheckpointNames | No
             where=source.label,
             got=f"no tensor for {len(names.missing)} of them: {shown}",
             needed=f"every parameter of {type(module).__name__}",
-            hint="another --class may fit the checkpoint, or a file of it is missing",
+            hint="another --class may fit, or a file is missing; what the class would compute itself,"
+            " such as sinusoidal positions, must be in the checkpoint for this version",
         )
     state = module.state_dict(keep_vars=True)
     misfits = []

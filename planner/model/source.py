@@ -79,12 +79,14 @@ def open_source(name: str, options: PlanOptions, progress: Progress | None = Non
         SourceError: There is no such folder or file.
         SourceError: The folder or repository has no config.
         SourceError: `name` has none of the forms.
-        UsageError: A checkpoint is given for a model that has its own.
+        UsageError: `name` is empty, or a checkpoint is given for a model that has its own.
         HubError: As `read_hub_model`.
         CheckpointError: As `open_folder` and `locate_tensors`.
         SafetensorsFormatError: A shard's header is malformed.
         JsonError: An index is no strict JSON.
     """
+    if not name:
+        raise UsageError("an empty name is no model", where="MODEL", needed="a folder, a Hub id or a factory")
     path = Path(name)
     if not path.exists() and _FACTORY.fullmatch(name):
         return _open_factory(name, options, progress)

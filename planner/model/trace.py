@@ -76,7 +76,8 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
                 guess.prefill[index],
                 guess.decode[index],
                 kv_bytes=guess.kv_bytes.get(index, 0),
-                resident_reason=_static_reason(index, blocks, tensors),
+                # Without a forward nobody has seen when, or by whom, the weights are read.
+                resident_reason=_static_reason(index, blocks, tensors) or Reason.UNTRACED,
             )
             for index in order
         )

@@ -14,6 +14,9 @@ from bayplan.schemas.plan import Workload
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+MAX_COUNT = 2**31
+"""Sequences or positions that can be planned for at most: above, byte counts would leave exact integers."""
+
 DEFAULT_CONTEXT = 1024
 """Positions planned for where the user says nothing and the model allows as many."""
 
@@ -105,6 +108,7 @@ def make_workload(
 
     Raises:
         UsageError: A number is less than 1.
+        UsageError: A number is more than any machine could hold.
         UsageError: `encoder_context` is given for a model with one stack.
         DtypeError: `dtype` is unknown.
     """
@@ -116,6 +120,8 @@ def make_workload(
     ):
         if value is not None and value < 1:
             raise UsageError("a count must be positive", where=option, got=str(value), needed="1 or more")
+        if value is not None and value > MAX_COUNT:
+            raise UsageError("a count is out of reach", where=option, needed=f"at most {MAX_COUNT}")
     warnings: list[str] = []
     limit = max_context(config) if config is not None else None
     planned = _clamped("--context", context, limit, warnings) or min(

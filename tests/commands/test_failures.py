@@ -61,6 +61,11 @@ def test_exit_code_and_message(
     assert capsys.readouterr().err == message
 
 
+def test_names_of_others_cannot_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(raiser(BayplanError("no \x1b[31mred\x9b\tand\x07", hint="two\nlines"))) == 1
+    assert capsys.readouterr().err == "error: no \\x1b[31mred\\x9b\tand\\x07\nhint: two\nlines\n"
+
+
 def test_our_own_bugs_are_not_hidden() -> None:
     with pytest.raises(AssertionError):
         exit_code_of(raiser(AssertionError()))

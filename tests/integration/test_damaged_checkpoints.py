@@ -94,7 +94,8 @@ def tensor_missing(folder: Path) -> str:
     return (
         f"{folder}: the checkpoint lacks parameters of the model: got no tensor for 1 of them: {NORM}, "
         "needed every parameter of LlamaForCausalLM\n"
-        "hint: another --class may fit the checkpoint, or a file of it is missing"
+        "hint: another --class may fit, or a file is missing; what the class would compute itself, such as"
+        " sinusoidal positions, must be in the checkpoint for this version"
     )
 
 

@@ -18,6 +18,7 @@ from transformers import (
     MptForCausalLM,
 )
 
+from bayplan.schemas.errors import UsageError
 from bayplan.skeleton.build import build_model
 from bayplan.skeleton.config import ModelError, choose_class, choose_dtype, load_config, quantization_method
 
@@ -167,6 +168,20 @@ def test_known_type_needs_no_remote_code(tmp_path: Path) -> None:
 )
 def test_class(config: transformers.PretrainedConfig, name: str | None, expected: type) -> None:
     assert choose_class(config, name=name) is expected
+
+
+def test_an_empty_class_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_class(MptConfig(), name="")
+    assert str(caught.value) == "--class: an empty name is no class"
+
+
+def test_architectures_that_are_no_names() -> None:
+    with pytest.raises(ModelError) as caught:
+        choose_class(MptConfig(architectures=[5]))
+    assert str(caught.value) == (
+        'the config\'s architectures are not names: got "[5]", needed a list of class names'
+    )
 
 
 def test_no_architecture() -> None:

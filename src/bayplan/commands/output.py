@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import sys
+import unicodedata
 from typing import TYPE_CHECKING, TextIO
 
 from bayplan.schemas.files import OutputError, write_atomic
@@ -72,9 +73,19 @@ def emit_picture(picture: RenderableType) -> None:
     emit(_drawn(picture, to_stderr=False))
 
 
+def without_control(text: str) -> str:
+    """Return `text` with every control character but line ends and tabs as a visible escape."""
+    return "".join(
+        character
+        if character in "\n\t" or not unicodedata.category(character).startswith("C")
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
 def say_picture(picture: RenderableType) -> None:
     """Draw on standard error."""
-    say(_drawn(picture, to_stderr=True).removesuffix("\n"))
+    _write_words(_drawn(picture, to_stderr=True).removesuffix("\n"))
 
 
 def picture_width() -> int:
@@ -83,7 +94,14 @@ def picture_width() -> int:
 
 
 def say(text: str) -> None:
-    """Write a line of words to standard error; if that is closed there is nobody to tell."""
+    """Write a line of words to standard error; if that is closed there is nobody to tell.
+
+    What others named may be in it: control characters, which could drive a terminal, are escaped.
+    """
+    _write_words(without_control(text))
+
+
+def _write_words(text: str) -> None:
     stream: TextIO | None = sys.stderr
     if stream is None:
         return

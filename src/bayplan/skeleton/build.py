@@ -153,7 +153,7 @@ def _import_factory(spec: str) -> Callable[[], object]:
 def _call(factory: Callable[[], object], spec: str) -> nn.Module:
     try:
         made = factory()
-    except FOREIGN_FAULTS as error:
+    except (*FOREIGN_FAULTS, SystemExit) as error:
         raise ModelError("the factory fails", where=spec, got=one_line(error)) from error
     if not isinstance(made, nn.Module):
         raise ModelError(

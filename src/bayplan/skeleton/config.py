@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from bayplan.schemas.dtypes import parse_dtype
-from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.errors import BayplanError, UsageError
 from bayplan.schemas.strict_json import MAX_DEPTH, is_deeper, quote
 from bayplan.skeleton import transformers_adapter
 from bayplan.skeleton.formats import torch_dtype
@@ -173,11 +173,20 @@ def choose_class(
         underscores from one that transformers has for this config counts as that one.
 
     Raises:
+        UsageError: `name` is empty.
+        ModelError: The config's architectures are not names.
         ModelError: The config names no class.
         ModelError: There is no such class.
         ModelError: The class is for another kind of config.
     """
-    wanted = name or next(iter(config.architectures or ()), None)
+    if name == "":
+        raise UsageError("an empty name is no class", where="--class")
+    named = config.architectures or ()
+    if not all(isinstance(one, str) for one in named):
+        raise ModelError(
+            "the config's architectures are not names", got=quote(str(named)), needed="a list of class names"
+        )
+    wanted = name or next(iter(named), None)
     known = transformers_adapter.classes_for(config)
     choices = ", ".join(found.__name__ for found in known) or "none known to transformers"
     if wanted is None:

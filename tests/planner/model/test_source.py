@@ -109,7 +109,7 @@ def test_missing_folder(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["", "./a/b", "a", "a/b/c", "a b/c", "org/name@", "a:b:c"])
+@pytest.mark.parametrize("name", ["./a/b", "a", "a/b/c", "a b/c", "org/name@", "a:b:c"])
 def test_names_of_no_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=r"no such model|there is no config\.json"):
@@ -141,6 +141,12 @@ def test_folder_of_other_weights(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="no safetensors checkpoint"):
         open_source(str(folder), DEFAULT)
+
+
+def test_an_empty_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        open_source("", DEFAULT)
+    assert str(caught.value) == ("MODEL: an empty name is no model: needed a folder, a Hub id or a factory")
 
 
 def test_index_and_shards_that_disagree(folder: Path) -> None:

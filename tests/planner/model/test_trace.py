@@ -395,6 +395,16 @@ def test_a_forward_that_cannot_be_traced_is_said_so() -> None:
     assert block_of(graph, "model.layers.0").prefill.flops > 0
 
 
+def test_no_block_streams_of_a_model_that_was_never_seen_running() -> None:
+    """Its code may read a weight without calling the module, as `F.linear` does: only a trace would tell."""
+    values = ARCHITECTURES["llama"][1]
+    with torch.device("meta"):
+        model = Stubborn._from_config(transformers.LlamaConfig(**values)).eval()
+    graph = trace_model(model, workload_for(model, CONTEXT))
+    assert {block.resident_reason for block in graph.blocks} <= {Reason.UNTRACED, Reason.TIED}
+    assert block_of(graph, "model.layers.0").resident_reason is Reason.UNTRACED
+
+
 class Talkative(transformers.LlamaForCausalLM):
     """A model whose complaint names things of one machine."""
 

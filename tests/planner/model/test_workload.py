@@ -109,6 +109,12 @@ def test_counts_must_be_positive(option: str, keyword: str) -> None:
     assert str(caught.value) == f"{option}: a count must be positive: got 0, needed 1 or more"
 
 
+def test_counts_beyond_any_machine() -> None:
+    with pytest.raises(UsageError) as caught:
+        make_workload(BartConfig(), dtype="fp32", batch=10**20)
+    assert str(caught.value) == "--batch: a count is out of reach: needed at most 2147483648"
+
+
 def test_encoder_context_without_encoder() -> None:
     with pytest.raises(UsageError) as caught:
         make_workload(LlamaConfig(), encoder_context=8, dtype="fp32")
