@@ -150,7 +150,7 @@ class ShardChangedError(BayplanError):
         super().__init__(
             "shard changed after it was checked",
             where=file,
-            needed="the file that preflight saw (same length, time and inode)",
+            needed="the file that preflight saw (same length, times and inode)",
             hint="load the model again; do not write to a checkpoint that is in use",
         )
         self.file = file
@@ -280,23 +280,23 @@ class ContextExceededError(BayplanError):
 
 
 class KeptOutputsError(BayplanError):
-    """A forward would hand back more than the plan reserves activations for.
+    """A forward would hand back more than the device's budget leaves for activations.
 
     Attributes:
         kept_bytes: What the outputs take, by noun.
-        planned_bytes: Upper bound of the activations.
+        room_bytes: Budget less everything planned but activations.
     """
 
-    def __init__(self, kept_bytes: dict[str, int], *, planned_bytes: int, remedies: tuple[str, ...]) -> None:
+    def __init__(self, kept_bytes: dict[str, int], *, room_bytes: int, remedies: tuple[str, ...]) -> None:
         """Make the text from the facts."""
         parts = ", ".join(f"{format_size(count)} of {noun}" for noun, count in kept_bytes.items())
         super().__init__(
-            "the outputs of this forward take more memory than planned for activations",
+            "the outputs of this forward take more memory than the budget leaves for activations",
             got=parts,
-            needed=f"at most {format_size(planned_bytes)}",
+            needed=f"at most {format_size(room_bytes)}",
             hint=" and ".join(remedies),
         )
-        self.kept_bytes, self.planned_bytes = kept_bytes, planned_bytes
+        self.kept_bytes, self.room_bytes = kept_bytes, room_bytes
 
 
 class ThreadStartError(BayplanError):

@@ -1,8 +1,8 @@
 """What must not be done to a model of which only a part is in memory.
 
-Layers that share a slot alias the same bytes, so moving, casting, saving or copying them would take one
-block's weights for those of all. Every such way in is closed with the reason. What changes nothing, such as
-`model.to("cpu")`, works as ever.
+Layers that share a slot alias the same bytes, so moving, casting, saving, resizing or copying them would take
+one block's weights for those of all. Every such way in is closed with the reason. What changes nothing, such
+as `model.to("cpu")`, works as ever.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bayplan.schemas.types import Fqn
 
 _SHADOWS = ("_apply", "share_memory", "__deepcopy__", "__reduce_ex__")
+# What models of transformers have beside: each exchanges weights, or copies them as they are at the moment.
+_EMBEDDING_SETTERS = ("resize_token_embeddings", "set_input_embeddings", "set_output_embeddings")
 
 
 class StreamGuards:
@@ -58,6 +60,9 @@ class StreamGuards:
         # `to` and `half` end in `_apply`.
         methods = (guard.apply, guard.share_memory, guard.deepcopy, guard.reduce_ex)
         module.__dict__.update(zip(_SHADOWS, methods, strict=True))
+        for name in _EMBEDDING_SETTERS:
+            if hasattr(module, name):
+                module.__dict__[name] = guard.refuse_exchange(name)
         self._guarded.append(module)
 
     def remove(self) -> None:
@@ -65,7 +70,7 @@ class StreamGuards:
         for handle in self._handles:
             handle.remove()
         for module in self._guarded:
-            for name in _SHADOWS:
+            for name in (*_SHADOWS, *_EMBEDDING_SETTERS):
                 module.__dict__.pop(name, None)
         self._handles, self._guarded = [], []
 
@@ -113,6 +118,18 @@ class _ModuleGuard:
             block=next(iter(self._blocks)),
             hint="load the plan again in each process, or plan with more memory",
         )
+
+    def refuse_exchange(self, name: str) -> Callable[..., NoReturn]:
+        """Return what stands in for a method that exchanges embeddings."""
+
+        def refuse(*args: object, **kwargs: object) -> NoReturn:
+            raise StreamedWeightsError(
+                f"{name}()",
+                block=next(iter(self._blocks)),
+                hint="change the checkpoint and plan again from it",
+            )
+
+        return refuse
 
     def deepcopy(self, memo: object) -> NoReturn:
         raise copy_refusal("deepcopy()", next(iter(self._blocks)))

@@ -1,7 +1,8 @@
 """How streamed blocks announce their calls: a hook before and one after, on the block as a whole.
 
-Owns the hooks, the guard against gradients through recycled slots, and the question whether a call is still
-running. A resident block has no hook at all.
+The parts of a block have one that refuses calls from outside it, which nobody announces. Owns the hooks, the
+guard against gradients through recycled slots, and the question whether a call is still running. A resident
+block has no hook at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import nn
 from bayplan.executor.errors import GradientModeError, StreamedWeightsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -38,7 +39,7 @@ def uncompiled(function: _FunctionT) -> _FunctionT:
 
 
 class BlockHooks:
-    """The two hooks of one streamed block."""
+    """The hooks of one streamed block."""
 
     def __init__(self, ring: Ring, position: int, backend: DeviceBackend, keeper: object) -> None:
         """Announce block `position` of `ring`.
@@ -62,6 +63,8 @@ class BlockHooks:
             block.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
             block.register_forward_hook(self._after, always_call=True),
         ]
+        for part in _called_parts(block):
+            self._handles.append(part.register_forward_pre_hook(self._before_part, prepend=True))
 
     def remove(self) -> None:
         """Take the hooks off again."""
@@ -80,6 +83,16 @@ class BlockHooks:
     def _after(self, block: nn.Module, args: tuple[object, ...], output: object) -> None:
         self._ring.release(self._position, self._backend.record())
 
+    def _before_part(self, part: nn.Module, args: tuple[object, ...]) -> None:
+        # A compiler that traces into the block would break its graph at each part.
+        if torch.compiler.is_compiling() or self._ring.is_called(self._position):
+            return
+        raise StreamedWeightsError(
+            f"calling {type(part).__name__} outside its block",
+            block=self._ring.order[self._position],
+            hint="call the block as a whole, or plan with more memory",
+        )
+
     def _check_gradients(self, block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         name = self._ring.order[self._position]
         for fqn, param in block.named_parameters():
@@ -95,6 +108,18 @@ class BlockHooks:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse: a saved block would hold whatever its slot holds now."""
         raise copy_refusal("pickle", self._ring.order[self._position])
+
+
+def _called_parts(block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules in a block that have weights and can be called.
+
+    Not those inside them: a hook costs a few microseconds at each call.
+    """
+    for child in block.children():
+        if type(child).forward is nn.Module.forward:  # a list of modules
+            yield from _called_parts(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def copy_refusal(operation: str, block: Fqn) -> StreamedWeightsError:

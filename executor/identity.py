@@ -13,6 +13,7 @@ import msgspec
 
 from bayplan.executor.open_files import FileStamp
 from bayplan.schemas.checkpoint import CONFIG_NAME, LocalCheckpoint
+from bayplan.schemas.checkpoint_index import unreadable
 from bayplan.schemas.errors import BayplanError, PlanRefused, RefusalKind
 from bayplan.schemas.safetensors_header import RawHeader, read_raw_header
 from bayplan.schemas.sizes import format_size
@@ -74,6 +75,7 @@ def identify(plan: Plan, checkpoint: LocalCheckpoint) -> IdentifiedCheckpoint:
         PlanRefused: STALE: the same model, but config or shards are not the planned ones; each is named.
         BayplanError: The folder has no config.
         BayplanError: The config cannot be read.
+        CheckpointError: UNREADABLE: a shard is a link that leads nowhere, or the system refuses.
         SafetensorsFormatError: A shard is too short for its header, or cannot be read.
     """
     assert plan.model.checkpoint is not None, "only bound plans are identified"
@@ -96,7 +98,10 @@ def identify(plan: Plan, checkpoint: LocalCheckpoint) -> IdentifiedCheckpoint:
             differences.append(f"{name} is new")
             continue
         path = checkpoint.shard_path(name)
-        stamps[name] = FileStamp.of(path.stat())
+        try:
+            stamps[name] = FileStamp.of(path.stat())
+        except OSError as error:
+            raise unreadable(str(path), error) from error
         headers[name] = read_raw_header(path)
         differences += _shard_differences(planned[name], headers[name])
     differences += [f"{name} is missing" for name in planned if name not in checkpoint.shard_names]

@@ -1,7 +1,8 @@
 """What a forward hands back beyond what was planned, in bytes: the plan reserves the logits of one position.
 
 A forward that keeps the logits of every position, the hidden states of every layer or the attention weights
-can need more than all other activations together. Short inputs fit all the same.
+can need more than all other activations together. Short inputs fit all the same, and where the budget is
+larger than the plan, longer ones do.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class _Stack:
 class KeptOutputs:
     """Reckons the outputs of a model's forward from its arguments."""
 
-    def __init__(self, model: nn.Module, workload: Workload, *, activation_bytes: int) -> None:
-        """Hold forwards of `model` to `activation_bytes`; see `WorkloadGuard`."""
-        self._activation_bytes = activation_bytes
+    def __init__(self, model: nn.Module, workload: Workload, *, room_bytes: int) -> None:
+        """Hold forwards of `model` to `room_bytes`; see `WorkloadGuard`."""
+        self._room_bytes = room_bytes
         config = getattr(model, "config", None)
         self._defaults = {
             name: bool(getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
@@ -66,7 +67,7 @@ class KeptOutputs:
             num_encoder: Positions of the encoder; 0: there is none, or they are not known.
 
         Raises:
-            KeptOutputsError: More than the planned activations, all together.
+            KeptOutputsError: More than there is room for, all together.
         """
         kept = {
             "logits": self._logit_bytes(inputs, batch * num_new, num_new),
@@ -77,9 +78,9 @@ class KeptOutputs:
         if self._asked(inputs, "output_attentions"):
             kept["attention weights"] = batch * self._weight_bytes(num_new, num_cached, num_encoder)
         kept = {noun: count for noun, count in kept.items() if count}
-        if sum(kept.values()) > self._activation_bytes:
+        if sum(kept.values()) > self._room_bytes:
             remedies = tuple(_REMEDIES[noun] for noun in kept)
-            raise KeptOutputsError(kept, planned_bytes=self._activation_bytes, remedies=remedies)
+            raise KeptOutputsError(kept, room_bytes=self._room_bytes, remedies=remedies)
 
     def _asked(self, inputs: dict[str, object], name: str) -> bool:
         value = inputs.get(name)

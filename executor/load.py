@@ -62,7 +62,8 @@ def load_model(
     A call beyond what the plan reserves memory for is refused, with the option that plans for more. That
     includes what a forward hands back: the plan counts the logits of the last position, so a long input needs
     `logits_to_keep=1`, which `generate()` passes by itself, and can have no hidden states or attention
-    weights of every layer. Short inputs may keep it all.
+    weights of every layer. Short inputs may keep it all, and so may others where the budget leaves room. Only
+    calls of the model itself are held to the plan: a part called directly, such as `model.model`, is not.
 
     Args:
         plan: A plan, or the path of its file.

@@ -68,27 +68,34 @@ class MemoryMeter:
         Raises:
             ThreadStartError: The system gives no thread.
         """
-        done = threading.Event()
+        # A lock and not an event: its release is one step, which no interrupt can come into.
+        is_open = threading.Lock()
+        is_open.acquire()
 
         def run() -> None:
-            while not done.wait(SAMPLE_SECONDS):
+            while not is_open.acquire(timeout=SAMPLE_SECONDS):
                 self.sample()
 
         thread = threading.Thread(target=run, name="bayplan-meter", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:
-            raise ThreadStartError("memory meter", reason=str(error)) from error
-        try:
+            _start(thread)
             yield
         finally:
-            done.set()
-            thread.join()
+            is_open.release()
+            if thread.is_alive():
+                thread.join()
             self.sample()
 
     def __reduce__(self) -> tuple[type[MemoryMeter], tuple[()]]:
         """Leave a copy of the model with a meter that watches nothing."""
         return MemoryMeter, ()
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ThreadStartError("memory meter", reason=str(error)) from error
 
 
 class ForwardMeter:

@@ -1,13 +1,14 @@
 """The open shards of a checkpoint: each opened once, a bounded number at a time, and known to be unchanged.
 
 A file that was checked before loading may be written to later; its bytes would then be garbage in a right
-header's order. Length, time and inode are compared whenever a file is opened and before each use.
+header's order. Length, times and inode are compared whenever a file is opened and before each use.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from io import FileIO
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,16 +28,23 @@ class FileStamp(msgspec.Struct, frozen=True, kw_only=True):
 
     num_bytes: int
     modified_ns: int
+    changed_ns: int
+    """Of the status: no program can set it back, as it can the time of modification."""
     inode: int
 
     @staticmethod
     def of(status: os.stat_result) -> FileStamp:
         """Return the stamp in what `stat` says."""
-        return FileStamp(num_bytes=status.st_size, modified_ns=status.st_mtime_ns, inode=status.st_ino)
+        return FileStamp(
+            num_bytes=status.st_size,
+            modified_ns=status.st_mtime_ns,
+            changed_ns=status.st_ctime_ns,
+            inode=status.st_ino,
+        )
 
 
 class OpenFiles:
-    """File descriptors by shard name; used by one thread at a time."""
+    """Open files by shard name; used by one thread at a time."""
 
     def __init__(
         self, folder: Path, stamps: Mapping[str, FileStamp], *, max_open: int = MAX_OPEN_FILES
@@ -45,7 +53,8 @@ class OpenFiles:
         self._folder = folder
         self._stamps = stamps
         self._max_open = max_open
-        self._descriptors: OrderedDict[str, int] = OrderedDict()
+        # Objects and not numbers: what an interrupt cuts off is closed with the last reference.
+        self._files: OrderedDict[str, FileIO] = OrderedDict()
 
     def path(self, file: str) -> Path:
         """Return where the file is."""
@@ -58,11 +67,11 @@ class OpenFiles:
             ShardReadError: The file cannot be opened.
             ShardChangedError: It is not the one that was checked.
         """
-        descriptor = self._descriptors.get(file)
-        if descriptor is None:
-            descriptor = self._open(file)
-        self._descriptors.move_to_end(file)
-        return descriptor
+        opened = self._files.get(file)
+        if opened is None:
+            opened = self._open(file)
+        self._files.move_to_end(file)
+        return opened.fileno()
 
     def check_unchanged(self, file: str) -> None:
         """Compare the open file with its stamp.
@@ -76,27 +85,27 @@ class OpenFiles:
 
     def reopen(self, file: str) -> None:
         """Close the file, so that its next use opens it anew."""
-        descriptor = self._descriptors.pop(file, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        opened = self._files.pop(file, None)
+        if opened is not None:
+            opened.close()
 
     def close(self) -> None:
         """Close all files. May be called twice."""
-        while self._descriptors:
-            _, descriptor = self._descriptors.popitem()
-            os.close(descriptor)
+        while self._files:
+            _, opened = self._files.popitem()
+            opened.close()
 
-    def _open(self, file: str) -> int:
+    def _open(self, file: str) -> FileIO:
         path = self.path(file)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = FileIO(path)
         except OSError as error:
             raise ShardReadError(str(path), offset=None, reason=error.strerror or str(error)) from error
-        if FileStamp.of(os.fstat(descriptor)) != self._stamps[file]:
-            os.close(descriptor)
+        if FileStamp.of(os.fstat(opened.fileno())) != self._stamps[file]:
+            opened.close()
             raise ShardChangedError(str(path))
-        self._descriptors[file] = descriptor
-        if len(self._descriptors) > self._max_open:
-            _, oldest = self._descriptors.popitem(last=False)
-            os.close(oldest)
-        return descriptor
+        self._files[file] = opened
+        if len(self._files) > self._max_open:
+            _, oldest = self._files.popitem(last=False)
+            oldest.close()
+        return opened

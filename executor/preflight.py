@@ -53,8 +53,11 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
 
     def workload_guard(self) -> WorkloadGuard:
         """Return what holds calls of the model to the plan."""
-        activation_bytes = max(device.ledger.activations[1] for device in self.plan.devices)
-        return WorkloadGuard(self.model, self.plan.workload, activation_bytes=activation_bytes)
+        room_bytes = max(
+            device.ledger.activations[1] + max(0, device.budget_bytes - device.ledger.budgeted_bytes)
+            for device in self.plan.devices
+        )
+        return WorkloadGuard(self.model, self.plan.workload, room_bytes=room_bytes)
 
 
 def open_plan(plan: Plan | Path | str, *, expect_digest: str | None = None) -> Plan:

@@ -133,6 +133,10 @@ class Ring:
                 self._state.slot_of(block).last_use = last_use
             self._changed.notify_all()
 
+    def is_called(self, block: int) -> bool:
+        """Return whether this thread is inside a call of `block`, so that its bytes are in its slot."""
+        return self._state.is_open(threading.get_ident(), block)
+
     def counts(self, block: int) -> BlockCounts:
         """Return what happened to `block` so far."""
         return self._state.counts[block]

@@ -113,6 +113,13 @@ class RingState:
         """Return the calls that have begun and whose bytes are in use, oldest first."""
         return tuple(entry for entry in self._entries if not entry.has_failed)
 
+    def is_open(self, thread: int, block: int) -> bool:
+        """Return whether `thread` is inside a call of `block`; may be asked without the lock."""
+        for entry in tuple(self._entries):
+            if entry.block == block and entry.thread == thread and not entry.has_failed:
+                return True
+        return False
+
     def begin(self, thread: int, block: int) -> Entry:
         """Note that `thread` calls `block`, and expect the blocks after it."""
         entry = Entry(thread, block)

@@ -5,6 +5,7 @@ Kept on the model itself, so that it lives exactly as long.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, NoReturn
 
@@ -96,7 +97,7 @@ class LoadedState:
             ThreadStartError: The system gives no thread to read with.
         """
         self.stream = stream
-        self._finalizer = weakref.finalize(self, stream.close)
+        self._finalizer = weakref.finalize(self, _close_unattended, stream)
         for position, block in enumerate(blocks):
             hooks = BlockHooks(stream.ring, position, stream.backend, keeper=self)
             hooks.install(block)
@@ -138,11 +139,17 @@ class LoadedState:
             raise copy_refusal(operation, self.stream.ring.order[0])
 
 
+def _close_unattended(stream: Stream) -> None:
+    """Close a stream where nobody is above to take an interrupt: it would be printed, and ignored."""
+    with contextlib.suppress(KeyboardInterrupt):
+        stream.close()
+
+
 class _Released:
     """What a released model carries, so that it can be loaded again."""
 
-    def __init__(self, handle: RemovableHandle) -> None:
-        self.handle = handle
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self.handles = handles
 
 
 def is_loaded(model: nn.Module) -> bool:
@@ -154,7 +161,8 @@ def attach(model: nn.Module, state: LoadedState) -> None:
     """Keep `state` with `model`, and let it be called again if it was released before."""
     earlier = model.__dict__.get(_ATTRIBUTE)
     if isinstance(earlier, _Released):
-        earlier.handle.remove()
+        for handle in earlier.handles:
+            handle.remove()
     model.__dict__[_ATTRIBUTE] = state
 
 
@@ -175,8 +183,15 @@ def state_of(model: nn.Module) -> LoadedState:
 
 
 def detach(model: nn.Module) -> None:
-    """Forget the state of `model`, and refuse its calls from now on."""
-    model.__dict__[_ATTRIBUTE] = _Released(model.register_forward_pre_hook(_refuse_call, prepend=True))
+    """Forget the state of `model`, and refuse its calls from now on: those of any module with tensors too."""
+    refusing = [module for module in model.modules() if module is model or _has_tensors(module)]
+    handles = [module.register_forward_pre_hook(_refuse_call, prepend=True) for module in refusing]
+    model.__dict__[_ATTRIBUTE] = _Released(handles)
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    own = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None for tensor in own)
 
 
 def _refuse_call(model: nn.Module, args: object) -> NoReturn:

@@ -78,6 +78,11 @@ def plan_model(model: str | Path, **options: Unpack[PlanKeywords]) -> Plan:
         UsageError: An option is malformed.
         BayplanError: The model cannot be read.
     """
+    for name in ("max_memory", "pins", "no_split"):
+        if isinstance(options.get(name), str):
+            raise UsageError(
+                "text where several are expected", where=name, got=repr(options.get(name)), needed="a tuple"
+            )
     return make_plan(str(model), PlanOptions(**options)).plan
 
 
@@ -105,6 +110,7 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     read = read_model(model, options, progress)
     tell("plan", 1, _STEPS)
     left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
+    _check_unused(left_out, max_memory, pins)
     max_memory = {**max_memory, **dict.fromkeys(left_out, 0)}
     warnings = read.warnings
     if left_out:
@@ -113,6 +119,24 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     plan = solve(chain, read, inventory, max_memory, pins, options)
     tell("plan", _STEPS, _STEPS)
     return Planned(plan=plan, warnings=warnings)
+
+
+def _check_unused(
+    left_out: tuple[DeviceId, ...], max_memory: dict[DeviceId, int], pins: tuple[Pin, ...]
+) -> None:
+    """Say at once that a device which the user asks for cannot be used.
+
+    Raises:
+        UsageError: A budget or a pin names a device of this machine that this version does not run on.
+    """
+    named = {device for device, budget in max_memory.items() if budget} | {pin.device for pin in pins}
+    for device in left_out:
+        if device in named:
+            raise UsageError(
+                f"this version does not run on {device}",
+                where="--max-memory or --pin",
+                hint="plan for a declared inventory with -i to see what it would do",
+            )
 
 
 def _untold(stage: str, done: int, total: int) -> None:

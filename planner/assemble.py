@@ -146,6 +146,8 @@ def _reason(
         return pinned
     if streams:
         return Reason.CAPACITY
+    if constraints.device[index] is not None:
+        return Reason.PINNED
     if placement.tier is Residency.RESIDENT:
         return Reason.FITS
     own = chain.costs[index].resident_reason
@@ -191,7 +193,7 @@ def _summary(
         predicted_decode_ns=prediction.decode_ns,
         predicted_step_ns=step_ns,
         lower_bound_ns=bound_ns,
-        bound_class=BoundClass.CONTIGUOUS_ONE_TIER,
+        bound_class=BoundClass.CONTIGUOUS_ONE_TIER if streamed else BoundClass.CONTIGUOUS_RESIDENT,
         gap_ppm=-(-(step_ns - bound_ns) * 1_000_000 // step_ns) if step_ns else 0,
         solver_status=placement.status,
         reproducible=placement.status is not SolverStatus.TIME_LIMIT,

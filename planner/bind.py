@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bayplan.planner.check import check
 from bayplan.planner.formats import plan_formats
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.solve.chain import chain_from_graph, fold
 from bayplan.schemas.codec import sealed
-from bayplan.schemas.errors import BayplanError, PlanRefused, RefusalKind
+from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
 from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.plan import Plan
 
@@ -48,7 +49,8 @@ def bind_plan(
     Raises:
         BayplanError: Binding would run code that the plan names, and `trust_remote_code` is off.
         PlanRefused: FOREIGN: the checkpoint is of another model, or in other data types.
-        PlanRefused: STALE: the same model, whose graph differs from the planned one.
+        PlanRefused: STALE: the same model, with another config or another graph than the planned one.
+        PlanFormatError: The plan contradicts itself.
         BayplanError: The checkpoint cannot be read or holds no weights.
     """
     from bayplan.planner.model.read_model import read_model  # torch and transformers
@@ -70,7 +72,11 @@ def bind_plan(
     name = checkpoint if plan.model.library == "transformers" else (plan.model.source or checkpoint)
     read = read_model(name, options, progress)
     _check_same_model(plan, read, checkpoint)
+    _check_same_config(plan, read, checkpoint)
     _check_same_graph(plan, read, checkpoint)
+    problems = check(plan)
+    if problems:
+        raise PlanFormatError(checkpoint, "plan", problems, hint="plan again")
     model = msgspec.structs.replace(
         plan.model,
         source=read.model.source,
@@ -116,6 +122,19 @@ def _check_same_model(plan: Plan, read: ReadModel, checkpoint: str) -> None:
         )
 
 
+def _check_same_config(plan: Plan, read: ReadModel, checkpoint: str) -> None:
+    """What a config says beyond shapes, such as rotary bases, decides results: it is part of the model."""
+    if plan.model.config_digest != read.model.config_digest:
+        raise PlanRefused(
+            RefusalKind.STALE,
+            "the checkpoint has another config.json than the plan was made from",
+            where=checkpoint,
+            got=str(read.model.config_digest),
+            needed=str(plan.model.config_digest),
+            hint="plan again",
+        )
+
+
 def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
     """Compare what the solver was given: equal inputs mean that the placement still holds."""
     chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
@@ -125,7 +144,13 @@ def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
         for what, got, wanted in (
             ("blocks", len(chain), len(plan.blocks)),
             ("formats", sorted(formats), sorted(plan.formats)),
-            ("context", read.workload.context, plan.workload.context),
+            ("workload", read.workload, plan.workload),
+            ("attention", read.model.attn_implementation, plan.model.attn_implementation),
+            ("experts implementation", read.model.experts_implementation, plan.model.experts_implementation),
+            ("whether it generates", read.graph.generates, plan.model.generates),
+            ("activations outside blocks", chain.base_activation_bytes, plan.problem.base_activation_bytes),
+            ("edges", chain.edges, plan.problem.edges),
+            ("tied weights", {group.fqns for group in read.graph.ties}, {tie.fqns for tie in plan.ties}),
         )
         if got != wanted
     ]

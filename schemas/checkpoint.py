@@ -18,10 +18,11 @@ from bayplan.schemas.checkpoint_index import (
     ShardIndex,
     check_index_against_headers,
     check_shard_name,
+    is_file,
     resolve_shard,
 )
 from bayplan.schemas.safetensors_header import SafetensorsHeader, TensorEntry
-from bayplan.schemas.strict_json import JsonError
+from bayplan.schemas.strict_json import JsonError, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,18 +95,18 @@ def open_shards(path: Path | str, shard_names: Sequence[str]) -> LocalCheckpoint
         folder holds in their place, so that the caller can name the differences.
 
     Raises:
-        CheckpointError: SHARD_NAME, OUTSIDE_FOLDER: as `resolve_shard`.
+        CheckpointError: SHARD_NAME, OUTSIDE_FOLDER, UNREADABLE: as `resolve_shard`.
         CheckpointError, JsonError: As `open_folder`, where nothing of safetensors is there, or `path` is a
             file that is none of the shards.
     """
     folder = Path(path)
-    if folder.is_file():
+    if is_file(folder, where=str(path)):
         if folder.name not in shard_names:
             return open_folder(folder)
         folder = folder.parent
     for name in shard_names:
         check_shard_name(name, where=str(folder))
-    there = {name for name in shard_names if (folder / name).is_file()}
+    there = {name for name in shard_names if is_file(folder / name, where=f"{folder}: {quote(name)}")}
     for name in there:
         resolve_shard(folder, name, where=str(folder))
     if len(there) < len(shard_names):

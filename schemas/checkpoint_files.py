@@ -17,6 +17,7 @@ from bayplan.schemas.checkpoint_index import (
     CheckpointError,
     CheckpointRule,
     ShardIndex,
+    is_file,
     read_index,
     resolve_shard,
     unreadable,
@@ -74,7 +75,7 @@ def find_checkpoint(path: Path, *, variant: str | None = None) -> CheckpointFile
         CheckpointError: As `read_index` and `resolve_shard`.
         JsonError: As `read_index`.
     """
-    if path.is_file():
+    if is_file(path, where=str(path)):
         file = path
     else:
         try:

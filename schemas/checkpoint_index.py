@@ -8,7 +8,10 @@ no shard: `check_index_against_headers` is given their headers. Which of several
 from __future__ import annotations
 
 import enum
+import os
 import re
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +21,6 @@ from bayplan.schemas.strict_json import JsonValue, parse, quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from bayplan.schemas.safetensors_header import SafetensorsHeader
 
@@ -189,10 +191,13 @@ def resolve_shard(folder: Path, name: str, *, where: str) -> Path:
         CheckpointError: SHARD_NAME: as `check_shard_name`.
         CheckpointError: OUTSIDE_FOLDER: a folder on the way is a link that leads out of `folder`.
         CheckpointError: SHARD_MISSING: no such file.
+        CheckpointError: UNREADABLE: the system refuses to look for it.
     """
     check_shard_name(name, where=where)
     path = folder / name
-    if not path.parent.resolve().is_relative_to(folder.resolve()):
+    # Not `Path.resolve`, which has an error of its own for links in a circle.
+    parent, root = Path(os.path.realpath(path.parent)), Path(os.path.realpath(folder))
+    if not parent.is_relative_to(root):
         raise CheckpointError(
             CheckpointRule.OUTSIDE_FOLDER,
             "names a shard outside its folder",
@@ -200,7 +205,7 @@ def resolve_shard(folder: Path, name: str, *, where: str) -> Path:
             got=quote(name),
             needed="a safetensors file in the index's folder",
         )
-    if not path.is_file():
+    if not is_file(path, where=f"{where}: {quote(name)}"):
         raise CheckpointError(
             CheckpointRule.SHARD_MISSING,
             "a shard is missing",
@@ -241,6 +246,24 @@ def check_index_against_headers(index: ShardIndex, headers: Mapping[str, Safeten
                 needed="an index that matches its shards",
                 hint="index and shards are of different versions: copy or download the checkpoint again",
             )
+
+
+def is_file(path: Path, *, where: str) -> bool:
+    """Return whether there is a file at `path`, links followed.
+
+    Args:
+        path: Of any length.
+        where: What to call it in the message.
+
+    Raises:
+        CheckpointError: UNREADABLE: the system refuses to look: a name that is too long, links in a circle.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(where, error) from error
 
 
 def unreadable(where: str, error: OSError) -> CheckpointError:

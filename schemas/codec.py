@@ -18,7 +18,7 @@ from bayplan.schemas.errors import BayplanError, OtherVersion, PlanFormatError
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Inventory
 from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, Plan
-from bayplan.schemas.plan_rules import plan_problems
+from bayplan.schemas.plan_rules import inventory_problems, plan_problems
 from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.report import REPORT_FORMAT_VERSION, Report
 from bayplan.schemas.strict_json import JsonError, JsonValue, digest, parse
@@ -107,7 +107,11 @@ def read_inventory(path: Path | str) -> Inventory:
         BayplanError: The file cannot be read.
     """
     tree = _parse_object(_read_file(path, "inventory"), str(path), "inventory")
-    return _convert(tree, Inventory, INVENTORY_FORMAT_VERSION, str(path), "inventory")
+    inventory = _convert(tree, Inventory, INVENTORY_FORMAT_VERSION, str(path), "inventory")
+    contradictions = tuple(inventory_problems(inventory))
+    if contradictions:
+        raise PlanFormatError(str(path), "inventory", contradictions)
+    return inventory
 
 
 def encode_inventory(inventory: Inventory) -> bytes:

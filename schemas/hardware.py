@@ -6,6 +6,8 @@ of what is free right now, so that a plan made from it is the same tomorrow.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from bayplan.schemas.types import Backend, DeviceId, Nanoseconds, NumBytes, Rate
@@ -78,8 +80,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner places a model on."""
 
     format_version: str
-    source: str
-    """`probed`, `declared` or `calibrated`."""
+    source: Literal["probed", "declared", "calibrated"]
+    """Probed and calibrated ones are of the machine that planned; a declared one is of any."""
     nodes: tuple[Node, ...]
     devices: tuple[Device, ...]
     """In chain order: activations flow from the first to the last."""

@@ -13,6 +13,7 @@ import msgspec
 
 from bayplan.schemas.checkpoint_index import CheckpointError, check_shard_name
 from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import ALIGNMENT_BYTES, Block, Ledger, Plan
 from bayplan.schemas.types import Backend, Residency
 
@@ -22,7 +23,7 @@ Problems = Iterator[tuple[str, str]]
 def plan_problems(plan: Plan) -> Problems:
     """Yield `(path, text)` for every contradiction inside `plan`."""
     yield from _checkpoint_problems(plan)
-    yield from _inventory_problems(plan)
+    yield from inventory_problems(plan.inventory, "$.inventory")
     yield from _device_problems(plan)
     yield from _block_problems(plan)
     yield from _schedule_problems(plan)
@@ -44,18 +45,21 @@ def _checkpoint_problems(plan: Plan) -> Problems:
             yield f"{path}[{index}].file", str(BayplanError(error.what, got=error.got))
 
 
-def _inventory_problems(plan: Plan) -> Problems:
-    nodes = {node.id for node in plan.inventory.nodes}
-    yield from _duplicates((node.id for node in plan.inventory.nodes), "$.inventory.nodes", "node")
-    yield from _duplicates((device.id for device in plan.inventory.devices), "$.inventory.devices", "device")
-    for index, device in enumerate(plan.inventory.devices):
+def inventory_problems(inventory: Inventory, path: str = "$") -> Problems:
+    """Yield `(path, text)` for every contradiction inside `inventory`, which lies at `path`."""
+    nodes = {node.id for node in inventory.nodes}
+    yield from _duplicates((node.id for node in inventory.nodes), f"{path}.nodes", "node")
+    yield from _duplicates((device.id for device in inventory.devices), f"{path}.devices", "device")
+    if not nodes:
+        yield f"{path}.nodes", "there is none"
+    for index, device in enumerate(inventory.devices):
         if device.id.partition("/")[0] not in nodes:
-            yield f"$.inventory.devices[{index}].id", f"node of {device.id!r} is not in the inventory"
-    places = nodes | {device.id for device in plan.inventory.devices}
-    for index, link in enumerate(plan.inventory.links):
+            yield f"{path}.devices[{index}].id", f"node of {device.id!r} is not in the inventory"
+    places = nodes | {device.id for device in inventory.devices}
+    for index, link in enumerate(inventory.links):
         for end, place in (("source", link.source), ("target", link.target)):
             if place not in places:
-                yield f"$.inventory.links[{index}].{end}", f"{place!r} is not in the inventory"
+                yield f"{path}.links[{index}].{end}", f"{place!r} is not in the inventory"
 
 
 def _device_problems(plan: Plan) -> Problems:

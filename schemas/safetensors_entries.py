@@ -187,7 +187,7 @@ def _read_entry(fqn: str, value: JsonValue, data_bytes: int) -> TensorEntry:
             SafetensorsRule.SIZE_MISMATCH,
             "data_offsets do not match dtype and shape",
             f"{end - begin} bytes",
-            f"{num_bytes} for {dtype.safetensors_name} {list(shape)}",
+            f"{num_bytes} for {dtype.safetensors_name} {_shown(list(shape))}",
         )
     if end > data_bytes:
         raise _Fault(
@@ -229,14 +229,14 @@ def _num_bytes(dtype: Dtype, shape: tuple[int, ...]) -> int:
             raise _Fault(
                 SafetensorsRule.SIZE_OVERFLOW,
                 "size overflows",
-                f"{dtype.safetensors_name} {list(shape)}",
+                f"{dtype.safetensors_name} {_shown(list(shape))}",
                 "a size in bits below 2^64",
             )
     if num_bits % 8:
         raise _Fault(
             SafetensorsRule.PARTIAL_BYTE,
             "values do not fill whole bytes",
-            f"{num_bits} bits for {dtype.safetensors_name} {list(shape)}",
+            f"{num_bits} bits for {dtype.safetensors_name} {_shown(list(shape))}",
             "a multiple of 8",
         )
     return num_bits // 8

@@ -100,6 +100,10 @@ class Objective(enum.StrEnum):
 class BoundClass(enum.StrEnum):
     """For which plans the lower bound holds."""
 
+    CONTIGUOUS_RESIDENT = "contiguous-resident"
+    """Plans that keep everything resident and run each device's blocks in one stretch per step, in the
+    planned format. Where there is one, none that streams is searched for, though on a faster device it may
+    win."""
     CONTIGUOUS_ONE_TIER = "contiguous-one-tier"
     """Plans that run each device's blocks in one stretch per step, in the planned format, and stream from
     one tier through one to three slots, as many on every device; a plan that can keep everything resident

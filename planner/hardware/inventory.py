@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Literal
 
 import msgspec
 
@@ -44,7 +45,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction sets, sorted; of the machine itself, not of the catalogue, where it was probed."""
 
 
-def assemble(*, source: str, host: Host, disk: Disk, accelerators: Sequence[Compute]) -> Inventory:
+def assemble(
+    *, source: Literal["probed", "declared"], host: Host, disk: Disk, accelerators: Sequence[Compute]
+) -> Inventory:
     """Return the inventory of one machine: accelerators in the order given, then the CPU.
 
     Args:

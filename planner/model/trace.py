@@ -86,7 +86,7 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
     else:
         graph_blocks = tuple(_observed_block(index, blocks, listed, tensors, observation) for index in order)
         edges = _edges(order, blocks, observation)
-        base = _base_bytes(observation)
+        base = _base_bytes(observation, has_encoder=workload.encoder_context is not None)
     return ModelGraph(
         class_name=type(model).__name__,
         blocks=graph_blocks,
@@ -300,5 +300,11 @@ def _edges(order: Sequence[int], blocks: Sequence[BlockSpec], observation: Obser
     )
 
 
-def _base_bytes(observation: Observation) -> int:
-    return max(one.outside_bytes for one in _all_figures(observation)) + observation.excess_cache_bytes
+def _base_bytes(observation: Observation, *, has_encoder: bool) -> int:
+    """Return the most bytes alive outside the blocks in any forward that a run makes.
+
+    The forward that fills the cache before the last chunk is longer than any, and a run has none like it, but
+    for the encoder, which works in it alone.
+    """
+    figures = [observation.prefill, observation.decode, observation.filled if has_encoder else None]
+    return max(one.outside_bytes for one in figures if one is not None) + observation.excess_cache_bytes

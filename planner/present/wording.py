@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from bayplan.schemas.plan import Plan
 from bayplan.schemas.strict_json import quote
 
+_MAX_CHARS = 1000
+"""Longest text that is shown whole: a layout takes its time for each character."""
+
 
 def printable(text: str) -> str:
-    """Return `text` itself if it is plain ASCII, else quoted and escaped.
+    """Return `text` itself if it is plain ASCII, else quoted and escaped; cut in any case.
 
     Names come from files that others wrote: control characters must not reach a terminal.
     """
-    return text if text.isascii() and text.isprintable() else quote(text)
+    shown = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return shown if shown.isascii() and shown.isprintable() else quote(text)
 
 
 def share_text(part_ppm: int) -> str:

@@ -88,7 +88,5 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
 
 
 def pinned_reason(constraints: Constraints, index: int) -> Reason | None:
-    """Return `pinned` if the user decided where the block at `index` is."""
-    if constraints.device[index] is not None or constraints.must_stream[index]:
-        return Reason.PINNED
-    return None
+    """Return `pinned` if the user demanded that the block at `index` streams."""
+    return Reason.PINNED if constraints.must_stream[index] else None

@@ -34,37 +34,37 @@ def infeasible(
     roomy = {device.id: MAX_INTEGER if device in usable else 0 for device in inventory.devices}
     if Solver(chain, inventory, roomy, constraints, Objective.PREFILL).solve() is None:
         return _contradiction(chain, inventory, usable, constraints)
-    size, largest = max(
-        (cost.parameter_bytes, name) for cost, name in zip(chain.costs, chain.ids, strict=True)
-    )
+    needed = [_alone(chain, inventory, constraints, device) for device in usable]
     return Infeasible(
         "no placement fits the budgets",
         where=", ".join(device.id for device in usable),
-        got="; ".join(_alone(chain, inventory, budgets, constraints, device) for device in usable),
-        needed=f"room for the largest block, {largest} of {format_size(size)}, beside what must stay",
+        got=", ".join(f"{format_size(budgets[device.id])} on {device.id}" for device in usable),
+        needed=" or ".join(text for text in needed if text),
         hint=_hint(chain, usable, no_spill=constraints.no_spill),
     )
 
 
-def _alone(
-    chain: Chain,
-    inventory: Inventory,
-    budgets: Mapping[DeviceId, int],
-    constraints: Constraints,
-    device: Device,
-) -> str:
-    """Return what `device` has, and what it would need to hold the whole chain, unless pins forbid that."""
-    has = f"has {format_size(budgets[device.id])}"
+def _alone(chain: Chain, inventory: Inventory, constraints: Constraints, device: Device) -> str:
+    """Return what `device` would need to hold the whole chain; empty where pins forbid that."""
     can_stream = not constraints.no_spill and any(
         feed(inventory, device, tier)
         and (tier is not Residency.STREAM_HOST or _host_holds(chain, inventory, constraints, device))
         for tier in constraints.tiers
     )
     if not set(constraints.device) <= {None, device.id} or (any(constraints.must_stream) and not can_stream):
-        return f"{device.id} {has}"
+        return ""
     needed = least_budget_bytes(chain, constraints, can_stream=can_stream)
-    how = "with streaming" if can_stream else "without streaming"
-    return f"{device.id} alone would need {_enough(needed)} {how}, {has}"
+    if not can_stream:
+        return f"{_enough(needed)} on {device.id}, without streaming"
+    free = [index for index in range(len(chain)) if constraints.may_stream(chain, index)]
+    largest = max(free, key=lambda index: chain.costs[index].parameter_bytes, default=None)
+    if largest is None:
+        return f"{_enough(needed)} on {device.id}"
+    size = format_size(chain.costs[largest].parameter_bytes)
+    return (
+        f"{_enough(needed)} on {device.id}, with streaming"
+        f" (the largest block that may stream is {chain.ids[largest]}, {size})"
+    )
 
 
 def _enough(num_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """The margins between what is counted and what is bounded: activations and runtime.
 
-Every figure here has a source; a measured peak above a bound is a fault of this file.
+A measured peak above a bound is a fault of this file.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from bayplan.schemas.types import Backend
 
 RUNTIME_BYTES = {Backend.CPU: (128 * 2**20, 768 * 2**20)}
-"""Interpreter and libraries: anonymous memory of a process that has imported torch and transformers and run
-a model is 0.25 to 0.45 GiB with the CPU build, up to 0.7 GiB with a CUDA build
-(benchmarks/results/runtime.json)."""
+"""Interpreter and libraries: anonymous and locked memory of a process with torch and transformers loaded,
+and what kernels, allocators and tokenizers take in a run besides the counted tensors. The peaks in
+benchmarks/results/foundation_2core_20261130.json leave at most half of it used, with the CPU build of
+torch."""
 
 ACCELERATOR_RUNTIME_BYTES = (256 * 2**20, 1024 * 2**20)
-"""Device context, kernels and libraries' workspaces: 0.4 to 1 GiB on CUDA devices as reported by their
-users."""
+"""Device context, kernels and libraries' workspaces; not measured yet, since no accelerator is run."""
 
 ACTIVATION_SLACK_BYTES = 8 * 2**20
 """What an allocator keeps of freed small tensors, and inputs and outputs of the caller."""

@@ -12,7 +12,7 @@ from bayplan.planner.solve.placement import Placement
 from bayplan.planner.solve.simulate import steady_step_ns, step_ends_ns
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import Workload
-from bayplan.schemas.types import Objective
+from bayplan.schemas.types import Objective, Residency
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,11 +58,15 @@ def predict(
 
 
 def _load_ns(placement: Placement, chain: Chain, inventory: Inventory) -> int:
-    """Return the time to read what stays, all nodes at once, each from its own disk; 0 without one."""
+    """Return the time to read what stays on devices or waits in host memory, all nodes at once.
+
+    Each node reads from its own disk; 0 without one.
+    """
     by_node: dict[str, int] = {}
     for placed in placement.stages:
         node = node_of(inventory, placed.stage.device.id)
-        by_node[node.id] = by_node.get(node.id, 0) + ledger_of(chain, placed).weights[0]
+        waiting = placed.choice.streamed_bytes if placement.tier is Residency.STREAM_HOST else 0
+        by_node[node.id] = by_node.get(node.id, 0) + ledger_of(chain, placed).weights[0] + waiting
     times = [0]
     for node in inventory.nodes:
         if node.id in by_node and node.disk is not None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+
+_INTERRUPTED = 128 + signal.SIGINT
+"""As a shell reports a program ended by Ctrl-C."""
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    from bayplan.commands.app import run_command_line
+    try:
+        # Inside: importing takes long enough to be interrupted.
+        from bayplan.commands.app import run_command_line
 
-    sys.exit(run_command_line())
+        code = run_command_line()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            sys.stderr.write("interrupted\n")
+        code = _INTERRUPTED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

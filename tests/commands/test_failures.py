@@ -199,3 +199,18 @@ def test_a_prompt_may_start_with_a_dash() -> None:
         "--prompt",
         "b",
     ]
+
+
+def test_interrupt_while_the_command_line_is_imported() -> None:
+    script = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from bayplan.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

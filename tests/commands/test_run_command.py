@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -197,3 +198,26 @@ def test_a_device_chosen_twice(plan: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["run", str(plan), "--prompt", "a", "--on", "gpu0=cpu", "--on", "node0/gpu0=cpu"]
     assert run_command_line(words) == 64
     assert capsys.readouterr().err == 'error: --on: node0/gpu0 is given twice: got "node0/gpu0=cpu"\n'
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"),
+    [
+        (True, "a\\x1b]0;title\\x07\tb \\x9b2J\\r\u00e9\nc\n"),
+        (False, "a\x1b]0;title\x07\tb \x9b2J\r\u00e9\nc\n"),
+    ],
+)
+def test_texts_do_not_command_the_terminal(
+    is_terminal: bool, shown: str, executor: StandIn, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stdout(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return is_terminal
+
+    executor.result = RunResult(report=REPORT, texts=("a\x1b]0;title\x07\tb \x9b2J\r\u00e9\nc",))
+    stdout = Stdout(newline="")
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert run_command_line(["run", str(plan), "--prompt", "a"]) == 0
+    assert stdout.getvalue() == shown

@@ -26,6 +26,8 @@ def streamed(llama: Path) -> Any:
 
 SHARE_HINT = "load the plan again in each process, or plan with more memory"
 CAST_HINT = "choose the data type with bayplan plan --format, or plan with more memory"
+CHANGE_HINT = "change the checkpoint and plan again from it"
+OTHER = torch.nn.Embedding(128, 64)
 SECOND_HINT = "load the plan again for a second model"
 
 
@@ -78,6 +80,11 @@ def take_address(tensor: torch.Tensor) -> torch.Tensor:
             "load_state_dict()",
             "change the checkpoint and plan again from it",
         ),
+        (lambda model: model.resize_token_embeddings(200), "resize_token_embeddings()", CHANGE_HINT),
+        (lambda model: model.model.resize_token_embeddings(200), "resize_token_embeddings()", CHANGE_HINT),
+        (lambda model: model.set_input_embeddings(OTHER), "set_input_embeddings()", CHANGE_HINT),
+        (lambda model: model.model.set_input_embeddings(OTHER), "set_input_embeddings()", CHANGE_HINT),
+        (lambda model: model.set_output_embeddings(OTHER), "set_output_embeddings()", CHANGE_HINT),
         (copy.deepcopy, "deepcopy()", SECOND_HINT),
         (lambda model: copy.deepcopy(model.model.layers[1]), "deepcopy()", SECOND_HINT),
         (lambda model: copy.deepcopy(model.model.layers), "deepcopy()", SECOND_HINT),
@@ -131,3 +138,5 @@ def test_guards_go_with_the_model(llama: Path) -> None:
     assert copy.deepcopy(model.model.layers[1]).mlp.up_proj.weight.is_meta
     assert copy.deepcopy(model.model.layers[1].mlp).up_proj.weight.is_meta
     assert model.model.layers[1].mlp.state_dict().keys() >= {"up_proj.weight"}
+    model.set_input_embeddings(OTHER)
+    assert model.model.embed_tokens is OTHER

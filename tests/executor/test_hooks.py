@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from plan_maker import make_plan
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from bayplan.executor.errors import ConcurrentUseError, GradientModeError
-from bayplan.executor.hooks import running_test
+from bayplan.executor.errors import ConcurrentUseError, GradientModeError, StreamedWeightsError
+from bayplan.executor.hooks import _called_parts, running_test
 from bayplan.executor.load import loaded
 from bayplan.executor.state import state_of
 
@@ -173,3 +174,63 @@ def test_calls_on_another_stack_are_found() -> None:
     done.set()
     thread.join()
     assert not is_running(0, thread.ident)
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda layer: layer.mlp(torch.zeros(1, 3, 64)), "LlamaMLP"),
+        (lambda layer: layer.input_layernorm(torch.zeros(1, 3, 64)), "LlamaRMSNorm"),
+    ],
+)
+def test_part_called_outside_its_block(streamed: Any, call: Callable[[Any], object], part: str) -> None:
+    streamed.requires_grad_(False)
+    expected = streamed(TOKENS).logits
+    with pytest.raises(StreamedWeightsError) as raised:
+        call(streamed.model.layers[4])
+    assert str(raised.value) == (
+        f"model.layers.4: calling {part} outside its block does not work on a model with streamed blocks: "
+        "got weights that share a slot with those of other blocks, needed weights that are all in memory\n"
+        "hint: call the block as a whole, or plan with more memory"
+    )
+    assert torch.equal(streamed(TOKENS).logits, expected)
+
+
+def test_part_called_from_inside_another_block(streamed: Any) -> None:
+    def elsewhere(module: nn.Module, args: tuple[torch.Tensor]) -> None:
+        streamed.model.layers[2].mlp(args[0])
+
+    handle = streamed.model.layers[4].mlp.register_forward_pre_hook(elsewhere)
+    with torch.no_grad(), pytest.raises(StreamedWeightsError, match=r"model\.layers\.2: calling LlamaMLP"):
+        streamed(TOKENS)
+    handle.remove()
+
+
+def test_part_called_again_inside_its_own_block(streamed: Any) -> None:
+    layer = streamed.model.layers[4]
+    seen: list[torch.Tensor] = []
+    with torch.no_grad():
+        handle = layer.self_attn.register_forward_hook(lambda *_: seen.append(layer.mlp(torch.ones(1, 64))))
+        streamed(TOKENS)
+        handle.remove()
+    assert seen[0].shape == (1, 64)
+
+
+def test_parts_in_a_list_are_hooked_themselves() -> None:
+    block = nn.ModuleDict({"parts": nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), "norm": nn.LayerNorm(2)})
+    assert list(_called_parts(block)) == [block["parts"][0], block["norm"]]
+
+
+def test_compiled_block_is_one_graph(streamed: Any) -> None:
+    graphs: list[object] = []
+
+    def backend(graph: Any, inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.no_grad():
+        angles = streamed.model.rotary_emb(torch.zeros(1, 3, 64), torch.arange(3)[None])
+        layer = streamed.model.layers[0]
+        layer.compile(backend=backend)
+        layer(torch.zeros(1, 3, 64), position_embeddings=angles)
+    assert len(graphs) == 1

@@ -20,7 +20,7 @@ def kept_bytes(
 ) -> dict[str, int]:
     """Return what two sequences of 16 positions keep, by asking with no room at all."""
     workload = Workload(**{field: getattr(WORKLOAD, field) for field in WORKLOAD.__struct_fields__} | changes)
-    kept = KeptOutputs(on_meta(name), workload, activation_bytes=-1)
+    kept = KeptOutputs(on_meta(name), workload, room_bytes=-1)
     try:
         kept.check(inputs, batch=2, num_new=16, num_cached=num_cached, num_encoder=num_encoder)
     except KeptOutputsError as error:
@@ -74,7 +74,7 @@ def test_plan_for_all_logits_counts_them() -> None:
 
 def test_config_may_ask_for_more() -> None:
     model = on_meta("llama", output_hidden_states=True)
-    kept = KeptOutputs(model, WORKLOAD, activation_bytes=HIDDEN_STATES - 1)
+    kept = KeptOutputs(model, WORKLOAD, room_bytes=HIDDEN_STATES - 1)
     sizes = {"batch": 2, "num_new": 16, "num_cached": 0, "num_encoder": 0}
     with pytest.raises(KeptOutputsError):
         kept.check({"logits_to_keep": 1}, **sizes)
@@ -85,13 +85,13 @@ def test_only_more_than_planned_is_refused() -> None:
     inputs = {"output_hidden_states": True, "labels": LABELS}
     sizes = {"batch": 2, "num_new": 16, "num_cached": 0, "num_encoder": 0}
     total = 3 * ALL_LOGITS + HIDDEN_STATES
-    KeptOutputs(on_meta("llama"), WORKLOAD, activation_bytes=total).check(inputs, **sizes)
+    KeptOutputs(on_meta("llama"), WORKLOAD, room_bytes=total).check(inputs, **sizes)
     with pytest.raises(KeptOutputsError) as raised:
-        KeptOutputs(on_meta("llama"), WORKLOAD, activation_bytes=total - 1).check(inputs, **sizes)
+        KeptOutputs(on_meta("llama"), WORKLOAD, room_bytes=total - 1).check(inputs, **sizes)
     assert str(raised.value) == (
-        "the outputs of this forward take more memory than planned for activations: "
+        "the outputs of this forward take more memory than the budget leaves for activations: "
         "got 12.00 KiB of logits, 24.00 KiB of the loss, 16.00 KiB of hidden states, "
         "needed at most 52.00 KiB\n"
         "hint: pass logits_to_keep=1 and leave out labels and leave out output_hidden_states"
     )
-    assert raised.value.planned_bytes == total - 1
+    assert raised.value.room_bytes == total - 1

@@ -33,11 +33,12 @@ from bayplan.executor.errors import (
     TiedTensorsDifferError,
 )
 from bayplan.executor.load import load_model, loaded, release
+from bayplan.executor.reader import ShardReader
 from bayplan.executor.report import report
-from bayplan.executor.state import state_of
+from bayplan.executor.state import _refuse_call, state_of
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import PlanRefused, UsageError
-from bayplan.schemas.plan import ALIGNMENT_BYTES
+from bayplan.schemas.plan import ALIGNMENT_BYTES, Plan
 
 MASK = torch.ones_like(TOKENS)
 
@@ -203,7 +204,9 @@ def test_resident_blocks_have_no_hooks(llama: Path) -> None:
         hooked = {
             fqn for fqn, module in model.named_modules() if module._forward_pre_hooks or module._forward_hooks
         }
-        assert hooked == {"", "model.layers.1", "model.layers.2"}
+        layers = ("model.layers.1", "model.layers.2")
+        parts = ("", ".self_attn", ".mlp", ".input_layernorm", ".post_attention_layernorm")
+        assert hooked == {"", *(layer + part for layer in layers for part in parts)}
 
 
 def test_plan_from_a_file(llama: Path, tmp_path: Path) -> None:
@@ -283,6 +286,7 @@ def test_released_model_can_be_filled_again(llama: Path) -> None:
         assert report(model).honoured
         with pytest.raises(ReleasedError):
             copied(TOKENS)
+        assert all(_refuse_call not in module._forward_pre_hooks.values() for module in model.modules())
     release(model)
 
 
@@ -327,6 +331,10 @@ def test_released_model_says_so(llama: Path) -> None:
         with pytest.raises(ReleasedError) as raised:
             model(TOKENS)
         assert str(raised.value) == "the model was released\nhint: load it again with load_model"
+        with pytest.raises(ReleasedError):
+            model.model(TOKENS)
+        with pytest.raises(ReleasedError):
+            model.model.layers[1](torch.zeros(1, 3, 64))
         with pytest.raises(UsageError) as usage:
             release(model)
         assert str(usage.value) == (
@@ -362,7 +370,13 @@ def test_system_that_gives_no_thread(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     closed: list[str] = []
-    monkeypatch.setattr("bayplan.executor.load.ShardReader.close", lambda reader: closed.append("reader"))
+    close = ShardReader.close
+
+    def note(reader: ShardReader) -> None:
+        closed.append("reader")
+        close(reader)
+
+    monkeypatch.setattr(ShardReader, "close", note)
     with pytest.raises(ThreadStartError) as raised:
         load_model(make_plan(llama, stream=LAYERS), llama, model=given)
     assert str(raised.value) == (
@@ -509,15 +523,30 @@ def test_wholly_resident_model_can_be_copied_and_pickled(llama: Path) -> None:
                 report(made)
 
 
-def test_forward_that_keeps_more_than_planned(llama: Path) -> None:
-    plan = make_plan(llama)
-    ledger = msgspec.structs.replace(plan.devices[0].ledger, activations=(0, 4096))
-    plan = changed(plan, devices=(msgspec.structs.replace(plan.devices[0], ledger=ledger),))
-    with loaded(plan, llama) as model, torch.no_grad():
+def with_room(plan: Plan, activation_bytes: int, spare_bytes: int) -> Plan:
+    """Return a plan of which the budget leaves so much beside it."""
+    device = plan.devices[0]
+    ledger = msgspec.structs.replace(device.ledger, activations=(0, activation_bytes))
+    budget_bytes = ledger.budgeted_bytes + spare_bytes
+    device = msgspec.structs.replace(device, ledger=ledger, budget_bytes=budget_bytes)
+    return changed(plan, devices=(device,))
+
+
+def test_forward_may_keep_what_the_budget_leaves(llama: Path) -> None:
+    num_bytes = TOKENS.numel() * 128 * 4
+    with loaded(with_room(make_plan(llama), 1024, num_bytes - 1024), llama) as model, torch.no_grad():
+        assert model(TOKENS).logits.nbytes == num_bytes
+    tight = with_room(make_plan(llama), 1024, num_bytes - 1025)
+    with loaded(tight, llama) as model, torch.no_grad(), pytest.raises(KeptOutputsError):
+        model(TOKENS)
+
+
+def test_forward_that_keeps_more_than_the_budget_leaves(llama: Path) -> None:
+    with loaded(with_room(make_plan(llama), 4096, 0), llama) as model, torch.no_grad():
         with pytest.raises(KeptOutputsError) as raised:
             model(TOKENS)
         assert str(raised.value) == (
-            "the outputs of this forward take more memory than planned for activations: "
+            "the outputs of this forward take more memory than the budget leaves for activations: "
             "got 6.00 KiB of logits, needed at most 4.00 KiB\n"
             "hint: pass logits_to_keep=1"
         )

@@ -262,3 +262,31 @@ def test_generating_past_the_planned_context(llama: Path) -> None:
         with pytest.raises(ContextExceededError) as raised:
             model.generate(TOKENS, attention_mask=mask, max_new_tokens=9, min_new_tokens=9, do_sample=False)
     assert (raised.value.noun, raised.value.planned) == ("positions", 9)
+
+
+def test_interrupt_while_the_sampler_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), MemoryMeter().sampling():
+        pass
+    assert [thread.is_alive() for thread in started] == [False]
+
+
+def test_interrupt_while_the_sampler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    join, joined = threading.Thread.join, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        joined.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt), MemoryMeter().sampling():
+        pass
+    join(joined[0], 60)
+    assert not joined[0].is_alive()

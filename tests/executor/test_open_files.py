@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ def test_file_is_opened_once(tmp_path: Path) -> None:
     write(tmp_path, "a")
     files = open_files(tmp_path, "a")
     assert files.descriptor("a") == files.descriptor("a")
-    assert len(files._descriptors) == 1
+    assert len(files._files) == 1
     files.close()
 
 
@@ -35,13 +37,13 @@ def test_least_recently_used_file_is_closed(tmp_path: Path) -> None:
     second = files.descriptor("b")
     assert files.descriptor("a") == first
     files.descriptor("c")
-    assert len(files._descriptors) == 2
+    assert len(files._files) == 2
     assert files.descriptor("a") == first
     assert os.pread(files.descriptor("b"), 1, 0) == b"b"
     assert second is not None
     files.close()
     files.close()
-    assert len(files._descriptors) == 0
+    assert len(files._files) == 0
 
 
 def test_link_to_the_file_counts_as_the_file(tmp_path: Path) -> None:
@@ -60,11 +62,11 @@ def test_file_replaced_before_it_is_opened(tmp_path: Path) -> None:
         files.descriptor("a")
     assert str(raised.value) == (
         f"{tmp_path / 'a'}: shard changed after it was checked: "
-        "needed the file that preflight saw (same length, time and inode)\n"
+        "needed the file that preflight saw (same length, times and inode)\n"
         "hint: load the model again; do not write to a checkpoint that is in use"
     )
     assert raised.value.file == str(tmp_path / "a")
-    assert len(files._descriptors) == 0
+    assert len(files._files) == 0
 
 
 @pytest.mark.parametrize("change", ["longer", "same length"])
@@ -95,7 +97,45 @@ def test_reopening_gives_a_working_descriptor(tmp_path: Path) -> None:
     files = open_files(tmp_path, "a")
     files.descriptor("a")
     files.reopen("a")
-    assert len(files._descriptors) == 0
+    assert len(files._files) == 0
     files.reopen("a")
     assert os.pread(files.descriptor("a"), 1, 0) == b"a"
     files.close()
+
+
+def test_time_that_was_set_back_does_not_hide_a_change(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    before = (tmp_path / "a").stat()
+    (tmp_path / "a").write_bytes(b"b")
+    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = (tmp_path / "a").stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+    assert FileStamp.of(after) != FileStamp.of(before)
+
+
+def test_file_whose_opening_is_interrupted_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a")
+    files = open_files(tmp_path, "a")
+    seen: list[int] = []
+
+    def interrupted(status: os.stat_result) -> FileStamp:
+        raise KeyboardInterrupt
+
+    def noted(descriptor: int) -> os.stat_result:
+        seen.append(descriptor)
+        return fstat(descriptor)
+
+    fstat = os.fstat
+    monkeypatch.setattr("bayplan.executor.open_files.os.fstat", noted)
+    monkeypatch.setattr(FileStamp, "of", interrupted)
+    with warnings.catch_warnings(action="ignore"):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            files.descriptor("a")
+        del raised
+        gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        fstat(seen[0])

@@ -14,9 +14,10 @@ from bayplan.executor.errors import MemoryBudgetError
 from bayplan.executor.preflight import Approved, check_runnable, last_checks, open_plan, preflight
 from bayplan.executor.progress import no_progress
 from bayplan.schemas.checkpoint import open_folder
+from bayplan.schemas.checkpoint_index import CheckpointError
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind, UsageError
-from bayplan.schemas.plan import Plan
+from bayplan.schemas.plan import Operation, Plan, TensorRule
 from bayplan.schemas.types import Backend
 
 
@@ -123,7 +124,14 @@ def test_newer_semantics(llama: Path) -> None:
 
 def test_features_that_are_not_yet_run(llama: Path) -> None:
     assert str(runnable_refusal(with_model(make_plan(llama), library="torch"))) == (
-        "plan refused (unsupported): uses what this version does not run yet: got models from a factory\n"
+        "plan refused (unsupported): uses what this version does not run yet: got models from a factory"
+    )
+    conversion = TensorRule(
+        target="*", sources=("a.*",), operations=(Operation(kind="transpose", dims=(0, 1)),)
+    )
+    assert str(runnable_refusal(changed(make_plan(llama), rules=(conversion,)))) == (
+        "plan refused (unsupported): uses what this version does not run yet: "
+        "got checkpoint tensors that are more than renamed\n"
         "hint: plan again for this machine, without -i"
     )
 
@@ -289,6 +297,19 @@ def test_missing_and_new_shards_are_all_named(llama: Path, sharded_llama: Path, 
     facts = [f"{name} is new" for name in names] + ["model.safetensors is missing"]
     shown = facts if len(facts) <= 8 else [*facts[:8], f"and {len(facts) - 8} more"]
     assert refused.got == "; ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("target", "got"),
+    [("gone", "No such file or directory"), ("model.safetensors", "Too many levels of symbolic links")],
+)
+def test_shard_that_is_a_link_to_nowhere(llama: Path, copied: Path, target: str, got: str) -> None:
+    shard = copied / "model.safetensors"
+    shard.unlink()
+    shard.symlink_to(target)
+    with pytest.raises(CheckpointError) as raised:
+        check(make_plan(llama), copied)
+    assert str(raised.value) == f"{shard}: cannot be read: got {got}"
 
 
 def test_folder_without_a_config(llama: Path, copied: Path) -> None:

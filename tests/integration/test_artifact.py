@@ -187,9 +187,12 @@ def test_bind_needs_weights(unbound: Path, config_only: Path, cli: Cli) -> None:
     )
 
 
-def test_bind_takes_a_checkpoint_in_another_data_type(unbound: Path, tmp_path: Path, cli: Cli) -> None:
-    """The plan says fp32, so what is stored in bf16 is cast while it is read."""
+def test_bind_takes_weights_stored_in_another_data_type(
+    unbound: Path, llama: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """The config says fp32, so what is stored in bf16 is cast while it is read."""
     stored = tiny_llama(tmp_path / "bf16", dtype=torch.bfloat16)
+    shutil.copy(llama / "config.json", stored)
     assert cli("bind", unbound, "--checkpoint", stored).code == 0
     assert tree(unbound)["model"]["dtype"] == "fp32"
 

@@ -158,3 +158,9 @@ def test_tensor_in_two_shards(tmp_path: Path) -> None:
         f"{tmp_path}: a tensor is in two shards: got a in one.safetensors and two.safetensors, "
         "needed every tensor once"
     )
+
+
+def test_shard_by_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_shards(tmp_path, [f"{'x' * 5000}.safetensors"])
+    assert str(caught.value) == f'{tmp_path}: "{"x" * 100}...": cannot be read: got File name too long'

@@ -188,3 +188,10 @@ def test_index_that_is_no_json(tmp_path: Path) -> None:
     with pytest.raises(JsonError) as caught:
         find_checkpoint(tmp_path)
     assert str(caught.value) == f"{tmp_path / INDEX}: not JSON: got 'Expecting value' at line 1 column 1"
+
+
+def test_path_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 5000)
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(path)
+    assert str(caught.value) == f"{path}: cannot be read: got File name too long"

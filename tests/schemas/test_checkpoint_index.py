@@ -270,3 +270,23 @@ def test_tensor_unlisted() -> None:
         "needed an index that matches its shards\n"
         "hint: index and shards are of different versions: copy or download the checkpoint again"
     )
+
+
+def test_shard_that_the_system_does_not_look_for(tmp_path: Path) -> None:
+    (tmp_path / A).symlink_to(A)
+    long_name = f"{'x' * 5000}.safetensors"
+    for name, shown, got in (
+        (A, A, "Too many levels of symbolic links"),
+        (long_name, f"{'x' * 100}...", "File name too long"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            resolve_shard(tmp_path, name, where="i.json")
+        assert caught.value.rule is CheckpointRule.UNREADABLE
+        assert str(caught.value) == f'i.json: "{shown}": cannot be read: got {got}'
+
+
+def test_shard_in_a_folder_that_is_a_link_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "sub").symlink_to("sub")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_shard(tmp_path, f"sub/{A}", where="i.json")
+    assert str(caught.value) == f'i.json: "sub/{A}": cannot be read: got Too many levels of symbolic links'

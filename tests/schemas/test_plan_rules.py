@@ -82,6 +82,16 @@ CASES: list[tuple[str, object, list[tuple[str, str]]]] = [
         [("$.inventory.devices", "device 'node0/gpu0' stands there 2 times")],
     ),
     (
+        "inventory.nodes",
+        [],
+        [
+            ("$.inventory.nodes", "there is none"),
+            ("$.inventory.devices[0].id", "node of 'node0/gpu0' is not in the inventory"),
+            ("$.inventory.devices[1].id", "node of 'node0/cpu' is not in the inventory"),
+            ("$.inventory.links[0].source", "'node0' is not in the inventory"),
+        ],
+    ),
+    (
         "inventory.nodes.0.id",
         "node7",
         [

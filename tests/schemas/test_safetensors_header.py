@@ -372,3 +372,20 @@ def test_trailing_bytes() -> None:
 def test_long_values_are_cut_in_messages() -> None:
     error = refused(entry("x" * 500, [1], [0, 4]), 4)
     assert error.got == '"' + "x" * 99 + "..."
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims", "rule"),
+    [
+        ("F32", [1] * 100_000, SafetensorsRule.SIZE_MISMATCH),
+        ("F32", [2] * 100_000, SafetensorsRule.SIZE_OVERFLOW),
+        ("F4", [1] * 100_000, SafetensorsRule.PARTIAL_BYTE),
+    ],
+)
+def test_message_about_a_shape_of_many_dimensions_is_short(
+    dtype: str, dims: list[int], rule: SafetensorsRule
+) -> None:
+    error = refused(entry(dtype, dims, [0, 3]), 3)
+    assert error.rule is rule
+    assert f"{dtype} [{dims[0]}, {dims[0]}, " in str(error)
+    assert len(str(error)) < 300

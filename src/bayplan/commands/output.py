@@ -53,6 +53,19 @@ def emit(text: str) -> None:
         ) from error
 
 
+def emit_foreign(text: str) -> None:
+    """Write text that others made to standard output; a terminal is not given its control characters.
+
+    Lines and tabs stay. A file or pipe gets the text as it is.
+
+    Raises:
+        OutputError: As `emit`.
+        BrokenPipeError: As `emit`.
+    """
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    emit(without_control(text) if is_terminal else text)
+
+
 def emit_json(value: JsonValue) -> None:
     """Write `value` to standard output in the layout of bayplan's files.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bayplan.commands.forms import AsForm, AsJson, OutputForm
-from bayplan.commands.output import check_target, emit, say_picture, write_file
+from bayplan.commands.output import check_target, emit, emit_foreign, say_picture, write_file
 from bayplan.commands.plan_options import PlanFile, TrustRemoteCode
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_report, read_plan
@@ -87,7 +87,7 @@ def run(
     else:
         from bayplan.planner.present.show_report import render_report
 
-        emit(_output_text(result))
+        emit_foreign(_output_text(result))
         say_picture(render_report(result.report))
     if report is not None:
         write_file(report, data)

@@ -218,3 +218,8 @@ def test_looking_at_a_plan_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_text_of_any_length_is_shown_at_once() -> None:
+    plan = msgspec.structs.replace(smol_plan(), producer="x" * 20_000_000)
+    assert len(text(render_plan(plan, digest_matches=True, width=100))) < 20_000

@@ -43,7 +43,7 @@ def test_what_may_stream() -> None:
 @pytest.mark.parametrize(
     ("pin", "reason"),
     [
-        (Pin(pattern="layers.0", device=GPU), Reason.PINNED),
+        (Pin(pattern="layers.0", device=GPU), None),
         (Pin(pattern="layers.0", residency=Residency.STREAM_HOST), Reason.PINNED),
         (Pin(pattern="layers.0", residency=Residency.RESIDENT), None),
         (Pin(pattern="layers.1", device=GPU), None),

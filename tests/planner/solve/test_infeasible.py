@@ -74,8 +74,8 @@ CHAIN = make_chain([make_cost(8 * MIB, kv_bytes=MIB, resident_reason=Reason.TIED
 def test_too_little_even_for_streaming() -> None:
     assert str(error(CHAIN, ONE_GPU, {"node0/gpu0": 16 * MIB})) == (
         "node0/gpu0: no placement fits the budgets: "
-        "got node0/gpu0 alone would need 21.00 MiB with streaming, has 16.00 MiB, "
-        "needed room for the largest block, layers.0 of 8.00 MiB, beside what must stay\n"
+        "got 16.00 MiB on node0/gpu0, needed 21.00 MiB on node0/gpu0, with streaming"
+        " (the largest block that may stream is layers.2, 4.00 MiB)\n"
         "hint: raise the budget of node0/gpu0, or lower --context or --batch (the cache takes 1.00 MiB)"
     )
 
@@ -84,9 +84,8 @@ def test_too_little_without_streaming() -> None:
     chain = make_chain([8 * MIB, 2 * MIB])
     assert str(error(chain, TWO_GPUS, {"node0/gpu0": 9 * MIB, "node0/gpu1": 17 * MIB}, no_spill=True)) == (
         "node0/gpu0, node0/gpu1: no placement fits the budgets: "
-        "got node0/gpu0 alone would need 18.00 MiB without streaming, has 9.00 MiB; "
-        "node0/gpu1 alone would need 18.00 MiB without streaming, has 17.00 MiB, "
-        "needed room for the largest block, layers.0 of 8.00 MiB, beside what must stay\n"
+        "got 9.00 MiB on node0/gpu0, 17.00 MiB on node0/gpu1, "
+        "needed 18.00 MiB on node0/gpu0, without streaming or 18.00 MiB on node0/gpu1, without streaming\n"
         "hint: raise the budget of node0/gpu0, or allow streaming (drop --no-spill)"
     )
 
@@ -94,14 +93,16 @@ def test_too_little_without_streaming() -> None:
 def test_streaming_needs_host_memory_where_there_is_no_disk() -> None:
     inventory = make_inventory(ONE_GPU.devices, ONE_GPU.links, host_memory_bytes=3 * MIB, disk_rate=None)
     found = error(make_chain([2 * MIB] * 4), inventory, {"node0/gpu0": 10 * MIB})
-    assert found.got == "node0/gpu0 alone would need 16.00 MiB without streaming, has 10.00 MiB"
+    assert found.got == "10.00 MiB on node0/gpu0"
+    assert found.needed == "16.00 MiB on node0/gpu0, without streaming"
 
 
 def test_a_device_that_pins_rule_out_is_not_offered_alone() -> None:
     pins = (Pin(pattern="layers.0", device="node0/gpu1"),)
     found = error(CHAIN, TWO_GPUS, {"node0/gpu0": 16 * MIB, "node0/gpu1": 16 * MIB}, pins=pins)
-    assert found.got == (
-        "node0/gpu0 has 16.00 MiB; node0/gpu1 alone would need 21.00 MiB with streaming, has 16.00 MiB"
+    assert found.got == "16.00 MiB on node0/gpu0, 16.00 MiB on node0/gpu1"
+    assert found.needed == (
+        "21.00 MiB on node0/gpu1, with streaming (the largest block that may stream is layers.2, 4.00 MiB)"
     )
 
 
@@ -152,13 +153,16 @@ def test_no_way_from_device_to_device() -> None:
 
 def test_a_budget_below_the_activations() -> None:
     found = error(make_chain([64]), ONE_GPU, {"node0/gpu0": NO_ACTIVATIONS - 1})
-    assert found.got == "node0/gpu0 alone would need 8.01 MiB with streaming, has 8.00 MiB"
+    assert found.got == "8.00 MiB on node0/gpu0"
+    assert found.needed == (
+        "8.01 MiB on node0/gpu0, with streaming (the largest block that may stream is layers.0, 64 B)"
+    )
 
 
 @given(st.integers(1, 2**45))
 def test_who_types_what_the_message_says_has_enough(num_bytes: int) -> None:
     device = "node0/gpu0"
     found = error(make_chain([num_bytes]), ONE_GPU, {device: 1}, no_spill=True)
-    shown = found.got.removeprefix(f"{device} alone would need ").partition(" without")[0]
+    shown = found.needed.removesuffix(f" on {device}, without streaming")
     enough = parse_size(shown, where="")
     assert num_bytes + NO_ACTIVATIONS <= enough <= (num_bytes + NO_ACTIVATIONS) * 102 // 100

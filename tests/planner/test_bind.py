@@ -1,0 +1,104 @@
+"""bind: a plan made from a config gets the identity of a checkpoint, nothing else; what differs is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from tiny_checkpoints import tiny_llama
+
+from bayplan.planner.api import plan_model
+from bayplan.planner.bind import bind_plan
+from bayplan.planner.hardware.declare import declare_inventory
+from bayplan.schemas.codec import sealed
+from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
+from bayplan.schemas.plan import Plan
+
+MACHINE = declare_inventory(cpu="epyc-9354", host_memory="64GiB")
+replace = msgspec.structs.replace
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bind") / "llama"
+    tiny_llama(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def unbound(folder: Path) -> Plan:
+    return plan_model(folder / "config.json", inventory=MACHINE)
+
+
+def test_binding_adds_identity_and_changes_no_decision(folder: Path, unbound: Plan) -> None:
+    bound = bind_plan(unbound, str(folder))
+    assert (unbound.applyable, bound.applyable) == (False, True)
+    checkpoint = plan_model(folder, inventory=MACHINE).model.checkpoint
+    assert checkpoint is not None
+    model = replace(unbound.model, checkpoint=checkpoint)
+    assert bound == sealed(replace(unbound, model=model, rules=bound.rules, applyable=True))
+
+
+def test_a_config_alone_binds_nothing(folder: Path, unbound: Plan) -> None:
+    with pytest.raises(BayplanError, match="there are no weights to bind to"):
+        bind_plan(unbound, str(folder / "config.json"))
+
+
+def test_another_model_is_foreign(tmp_path: Path, unbound: Plan) -> None:
+    tiny_llama(tmp_path / "other", layers=3)
+    with pytest.raises(PlanRefused) as caught:
+        bind_plan(unbound, str(tmp_path / "other"))
+    assert caught.value.kind is RefusalKind.FOREIGN
+
+
+def test_a_config_that_changes_results_alone_is_stale(tmp_path: Path, folder: Path, unbound: Plan) -> None:
+    """Same shapes, other rotary base: the same bytes would give other outputs."""
+    shutil.copytree(folder, tmp_path / "changed")
+    config = tmp_path / "changed" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.5}))
+    with pytest.raises(PlanRefused, match=r"another config\.json") as caught:
+        bind_plan(unbound, str(tmp_path / "changed"))
+    assert caught.value.kind is RefusalKind.STALE
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("base_activation_bytes", 0, "activations outside blocks"),
+        ("scratch_bytes", 1, "reader's scratch"),
+    ],
+)
+def test_a_plan_from_another_graph_is_stale(
+    folder: Path, unbound: Plan, field: str, value: int, said: str
+) -> None:
+    other = sealed(replace(unbound, problem=replace(unbound.problem, **{field: value})))
+    with pytest.raises(PlanRefused, match=said) as caught:
+        bind_plan(other, str(folder))
+    assert caught.value.kind is RefusalKind.STALE
+
+
+def test_another_attention_is_stale(folder: Path, unbound: Plan) -> None:
+    other = sealed(replace(unbound, model=replace(unbound.model, attn_implementation="flash_attention_2")))
+    with pytest.raises(PlanRefused, match="attention: sdpa instead of flash_attention_2"):
+        bind_plan(other, str(folder))
+
+
+def test_a_plan_that_contradicts_itself_is_not_made_applyable(folder: Path, unbound: Plan) -> None:
+    (device,) = unbound.devices
+    ledger = replace(device.ledger, weights=(0, 0))
+    other = sealed(replace(unbound, devices=(replace(device, ledger=ledger),)))
+    with pytest.raises(PlanFormatError, match="weights"):
+        bind_plan(other, str(folder))
+
+
+def test_a_plan_may_not_run_code_by_being_bound(folder: Path, unbound: Plan) -> None:
+    other = sealed(replace(unbound, model=replace(unbound.model, trust_remote_code=True)))
+    with pytest.raises(BayplanError) as caught:
+        bind_plan(other, str(folder))
+    assert str(caught.value) == (
+        "LlamaForCausalLM: binding would run code that the plan names: "
+        "got code that comes with the checkpoint, needed permission to run that code\nhint: read the code first; --trust-remote-code runs it"
+    )
