@@ -100,5 +100,6 @@ def test_a_plan_may_not_run_code_by_being_bound(folder: Path, unbound: Plan) -> 
         bind_plan(other, str(folder))
     assert str(caught.value) == (
         "LlamaForCausalLM: binding would run code that the plan names: "
-        "got code that comes with the checkpoint, needed permission to run that code\nhint: read the code first; --trust-remote-code runs it"
+        "got code that comes with the checkpoint, needed permission to run that code\n"
+        "hint: read the code first; --trust-remote-code runs it"
     )
