@@ -57,11 +57,12 @@ def report(model: nn.Module, *, token_ids: Sequence[Sequence[int]] = ()) -> Repo
 
 def predicted(plan: Plan) -> Figures:
     """Return the figures of `plan` in the form in which they are measured."""
+    used = {block.device for block in plan.blocks}
     return Figures(
         load_ns=plan.summary.predicted_load_ns,
         first_output_ns=plan.summary.predicted_first_output_ns,
         decode_ns=plan.summary.predicted_decode_ns,
-        peak_bytes={device.id: device.ledger.peak_bytes for device in plan.devices},
+        peak_bytes={device.id: device.ledger.peak_bytes for device in plan.devices if device.id in used},
     )
 
 

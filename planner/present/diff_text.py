@@ -226,7 +226,8 @@ def _leaves(path: str, before: Leaf, after: Leaf) -> tuple[str, str]:
     if old != new:
         return old, new
     if isinstance(before, int) and isinstance(after, int):
-        unit = " ns" if path.endswith("_ns") else " B" if "bytes" in path else ""
+        unit = " ns" if path.endswith("_ns") else " ppm" if path.endswith("_ppm") else ""
+        unit = " B" if "bytes" in path else unit
         return f"{before}{unit}", f"{after}{unit}"
     old, new = str(before), str(after)
     common = next((at for at, (left, right) in enumerate(zip(old, new, strict=False)) if left != right), 0)

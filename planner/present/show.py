@@ -88,7 +88,13 @@ def rich_table(table: Table, *, bars: Sequence[Text] | None = None) -> RichTable
     for index, word in enumerate(table.header):
         right = index in table.right_aligned
         # Quantities are never broken; names may be, at the narrowest terminals.
-        drawn.add_column(word, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        # At the narrowest terminals names give way last: without them a row says nothing.
+        least = (
+            max(len(row[0]) for row in table.rows) if index == 0 and bars is not None and table.rows else None
+        )
+        drawn.add_column(
+            word, justify="right" if right else "left", no_wrap=right, overflow="fold", min_width=least
+        )
         if index == 0 and bars is not None:
             drawn.add_column("", no_wrap=True)
     for index, row in enumerate(table.rows):

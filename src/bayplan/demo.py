@@ -20,6 +20,8 @@ from bayplan.schemas.plan import Plan
 from bayplan.schemas.report import Figures
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from bayplan.executor.inputs import ModelInputs
@@ -168,6 +170,7 @@ def reference(plan: Plan, checkpoint: str) -> tuple[Outcome, int]:
     kernels give other last bits.
     """
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from bayplan.skeleton.config import choose_class, load_config
     from bayplan.skeleton.formats import torch_dtype
@@ -176,6 +179,7 @@ def reference(plan: Plan, checkpoint: str) -> tuple[Outcome, int]:
     drop_cached(plan, folder)
     model_class = choose_class(load_config(folder), name=plan.model.class_name, folder=folder)
     start_ns = time.perf_counter_ns()
+    cast("Callable[[], None]", disable_progress_bar)()  # it would draw into the middle of our own output
     loaded_model = model_class.from_pretrained(folder, dtype=torch_dtype(plan.model.dtype))
     model = cast("nn.Module", loaded_model).train(mode=False)
     for parameter in model.parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,11 @@ from bayplan.commands.output import check_target, emit, emit_foreign, say_pictur
 from bayplan.commands.plan_options import PlanFile, TrustRemoteCode
 from bayplan.commands.progress import ProgressBars
 from bayplan.schemas.codec import encode_report, read_plan
-from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.errors import BayplanError, PlanRefused, UsageError
 from bayplan.schemas.strict_json import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bayplan.executor.run import RunResult
 
@@ -64,7 +65,7 @@ def run(
     """Load a model by its plan and generate, or run one forward."""
     check_target(report)
     devices = _devices(on or (), plan)
-    with ProgressBars() as bars:
+    with ProgressBars() as bars, _naming(plan):
         bars("libraries", 0, 1)
         from bayplan.executor.run import DEFAULT_NEW_TOKENS, run_plan
 
@@ -97,6 +98,16 @@ def run(
             where=str(plan),
             hint="this is a fault of bayplan; please report it with the plan and the report",
         )
+
+
+@contextlib.contextmanager
+def _naming(plan: Path) -> Iterator[None]:
+    """Name the file in refusals of a plan as such, which know only its content."""
+    try:
+        yield
+    except PlanRefused as error:
+        error.where = error.where or str(plan)
+        raise
 
 
 def _devices(options: Sequence[str], plan: Path) -> dict[str, str]:
