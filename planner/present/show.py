@@ -88,13 +88,7 @@ def rich_table(table: Table, *, bars: Sequence[Text] | None = None) -> RichTable
     for index, word in enumerate(table.header):
         right = index in table.right_aligned
         # Quantities are never broken; names may be, at the narrowest terminals.
-        # At the narrowest terminals names give way last: without them a row says nothing.
-        least = (
-            max(len(row[0]) for row in table.rows) if index == 0 and bars is not None and table.rows else None
-        )
-        drawn.add_column(
-            word, justify="right" if right else "left", no_wrap=right, overflow="fold", min_width=least
-        )
+        drawn.add_column(word, justify="right" if right else "left", no_wrap=right, overflow="fold")
         if index == 0 and bars is not None:
             drawn.add_column("", no_wrap=True)
     for index, row in enumerate(table.rows):
@@ -108,7 +102,9 @@ def _devices_picture(plan: Plan, width: int) -> RenderableType:
     table = device_table(plan)
     cells = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
     room = width - sum(cells) - _COLUMN_GAP * (len(cells) + 1)
-    bar_chars = max(_MIN_BAR_CHARS, min(_MAX_BAR_CHARS, room))
+    if room < _MIN_BAR_CHARS:
+        return rich_table(table)  # the figures matter more
+    bar_chars = min(_MAX_BAR_CHARS, room)
     return rich_table(table, bars=[_bar(device, bar_chars) for device in plan.devices])
 
 

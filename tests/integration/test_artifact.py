@@ -107,7 +107,8 @@ def test_an_unbound_plan_is_shown_and_compared_but_not_run(
     assert cli("run", unbound, "--checkpoint", llama, "--prompt", PROMPT) == (
         4,
         "",
-        f"error: {unbound}: plan refused (unbound): made from a config alone: needed the identity of the weights\n"
+        f"error: {unbound}: plan refused (unbound): made from a config alone: "
+        "needed the identity of the weights\n"
         "hint: bayplan bind PLAN --checkpoint DIR adds it\n",
     )
 

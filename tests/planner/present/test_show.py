@@ -223,3 +223,15 @@ def test_looking_at_a_plan_loads_nothing_heavy() -> None:
 def test_text_of_any_length_is_shown_at_once() -> None:
     plan = msgspec.structs.replace(smol_plan(), producer="x" * 20_000_000)
     assert len(text(render_plan(plan, digest_matches=True, width=100))) < 20_000
+
+
+def test_narrow_terminals_keep_names_and_figures_and_lose_the_bar() -> None:
+    console = Console(width=80, highlight=False)
+    with console.capture() as capture:
+        console.print(render_plan(smol_plan(range(1, 30)), digest_matches=True, width=80))
+    lines = [line.split() for line in capture.get().splitlines()]
+    header = next(words for words in lines if words[:1] == ["device"])
+    row = lines[lines.index(header) + 1]
+    assert header[-1] == "staging"
+    assert row[0] == "cpu"
+    assert row[-1] == "MiB"
