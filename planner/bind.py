@@ -81,10 +81,9 @@ def bind_plan(
         plan.model,
         source=read.model.source,
         revision=read.model.revision,
-        config_digest=read.model.config_digest,
         checkpoint=read.model.checkpoint,
     )
-    bound = msgspec.structs.replace(plan, model=model, rules=tensor_rules(read.sources), applyable=True)
+    bound = msgspec.structs.replace(plan, model=model, rules=tensor_rules(read.sources))
     return sealed(msgspec.structs.replace(bound, applyable=bound.complete and not not_yet_run(bound)))
 
 

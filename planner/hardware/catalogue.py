@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -102,6 +103,10 @@ CPU_FEATURES = frozenset(
 """Instruction sets, as Linux spells them, that make torch or bitsandbytes take other kernels."""
 
 
+Entry = TypeVar("Entry")
+"""What a catalogue lists."""
+
+
 def find_accelerator(name: str, catalogue: Mapping[str, AcceleratorEntry], *, where: str) -> AcceleratorEntry:
     """Return the accelerator called `name`.
 
@@ -113,9 +118,7 @@ def find_accelerator(name: str, catalogue: Mapping[str, AcceleratorEntry], *, wh
     Raises:
         UsageError: No entry has this name; the message lists near ones and all.
     """
-    if name not in catalogue:
-        raise _unknown(name, catalogue, noun="accelerator", where=where)
-    return catalogue[name]
+    return _found(name, catalogue, noun="accelerator", where=where)
 
 
 def find_cpu(name: str, catalogue: Mapping[str, CpuEntry], *, where: str) -> CpuEntry:
@@ -129,9 +132,7 @@ def find_cpu(name: str, catalogue: Mapping[str, CpuEntry], *, where: str) -> Cpu
     Raises:
         UsageError: No entry has this name; the message lists near ones and all.
     """
-    if name not in catalogue:
-        raise _unknown(name, catalogue, noun="CPU", where=where)
-    return catalogue[name]
+    return _found(name, catalogue, noun="CPU", where=where)
 
 
 def match_accelerator(device_name: str, entries: Iterable[AcceleratorEntry]) -> AcceleratorEntry | None:
@@ -148,6 +149,12 @@ def uncatalogued(inventory: Inventory, names: Iterable[str]) -> tuple[str, ...]:
     """Return ids of devices whose kind is not among `names`, in chain order: their rates are stand-ins."""
     known = frozenset(names)
     return tuple(device.id for device in inventory.devices if device.kind not in known)
+
+
+def _found(name: str, catalogue: Mapping[str, Entry], *, noun: str, where: str) -> Entry:
+    if name not in catalogue:
+        raise _unknown(name, catalogue, noun=noun, where=where)
+    return catalogue[name]
 
 
 def _unknown(name: str, names: Iterable[str], *, noun: str, where: str) -> UsageError:
