@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bayplan.schemas.checkpoint import LocalCheckpoint, open_shards
 from bayplan.schemas.checkpoint_index import check_shard_name
 from bayplan.schemas.errors import BayplanError, UsageError
-from bayplan.schemas.hub_id import parse_hub_id
+from bayplan.schemas.hub_id import HubId, parse_hub_id
 
 if TYPE_CHECKING:
     from bayplan.schemas.plan import Plan
@@ -54,23 +54,26 @@ def open_checkpoint(plan: Plan, checkpoint: Path | str | None) -> LocalCheckpoin
                 "no such checkpoint", where=str(given), needed="a folder, or a Hub id such as org/name"
             )
         revision = hub_id.revision or (plan.model.revision if checkpoint is None else None)
-        folder = _download(hub_id.repo, revision, names, with_code=plan.model.trust_remote_code)
+        folder = _download(hub_id, revision, names, with_code=plan.model.trust_remote_code)
     return open_shards(folder, names)
 
 
-def _download(repo: str, revision: str | None, names: list[str], *, with_code: bool) -> Path:
-    """Download the small files and the named shards; return the snapshot's folder."""
+def _download(hub_id: HubId, revision: str | None, names: list[str], *, with_code: bool) -> Path:
+    """Download the small files and the named shards; return their folder in the snapshot."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    patterns = [*names, *_SMALL_FILES, *(["*.py"] if with_code else [])]
+    repo = hub_id.repo
+    prefix = "" if hub_id.folder is None else f"{hub_id.folder}/"
+    where = f"{repo}/{prefix}".rstrip("/")
+    patterns = [f"{prefix}{name}" for name in (*names, *_SMALL_FILES, *(["*.py"] if with_code else []))]
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns)) / prefix
     except (HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines()
         raise BayplanError(
             "the Hub does not give this checkpoint",
-            where=repo if revision is None else f"{repo}@{revision}",
+            where=where if revision is None else f"{where}@{revision}",
             got=f"{type(error).__name__}: {lines[0] if lines else ''}",
             hint="check the name and your network; a gated model needs `hf auth login`",
         ) from error

@@ -19,7 +19,8 @@ from bayplan.schemas.safetensors_header import RawHeader, read_raw_header
 from bayplan.schemas.sizes import format_size
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.skeleton.build import build_model
-from bayplan.skeleton.config import ModelError, choose_class, load_config
+from bayplan.skeleton.config import choose_class, load_config
+from bayplan.skeleton.config_file import ModelError
 from bayplan.skeleton.formats import torch_dtype
 from bayplan.skeleton.tree import tree_digest
 

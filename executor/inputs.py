@@ -17,7 +17,7 @@ from torch import nn
 
 from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.strict_json import quote
-from bayplan.skeleton.config import one_line
+from bayplan.skeleton.config_file import one_line
 from bayplan.skeleton.formats import short_dtype
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 
 from bayplan.schemas.errors import BayplanError, UsageError
 from bayplan.schemas.strict_json import quote
-from bayplan.skeleton.config import FOREIGN_FAULTS, one_line
+from bayplan.skeleton.config_file import FOREIGN_FAULTS, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from bayplan.executor.report import report
 from bayplan.executor.state import state_of
 from bayplan.schemas.errors import BayplanError, UsageError
 from bayplan.schemas.report import Report
-from bayplan.skeleton.config import FOREIGN_FAULTS, one_line
+from bayplan.skeleton.config_file import FOREIGN_FAULTS, one_line
 from bayplan.skeleton.formats import short_dtype
 
 if TYPE_CHECKING:

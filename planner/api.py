@@ -13,7 +13,7 @@ import msgspec
 
 from bayplan.planner.assemble import Inputs, assemble
 from bayplan.planner.check import check
-from bayplan.planner.formats import plan_formats
+from bayplan.planner.formats import PlannedForm, planned_form
 from bayplan.planner.hardware.budget import device_budgets, parse_max_memory, resolve_device
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
@@ -30,7 +30,7 @@ from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.types import Backend, DeviceId, Objective, Residency
 
 if TYPE_CHECKING:
-    from bayplan.planner.model.read_model import ReadModel
+    from bayplan.planner.model.facts import ReadModel
     from bayplan.planner.model.source import Progress
 
 
@@ -64,6 +64,8 @@ class PlanKeywords(TypedDict, total=False):
     variant: str | None
     trust_remote_code: bool
     checkpoint: str | None
+    library: str | None
+    use_cache: bool
 
 
 def plan_model(model: str | Path, **options: Unpack[PlanKeywords]) -> Plan:
@@ -100,14 +102,16 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
         BayplanError: The model cannot be read.
     """
     from bayplan.planner.hardware.probe import probe_inventory  # torch, only if this machine is asked
-    from bayplan.planner.model.read_model import read_model  # torch and transformers
+    from bayplan.planner.model.cached import cached_read_model
 
     tell = progress if progress is not None else _untold
     tell("plan", 0, _STEPS)
     inventory = options.inventory or probe_inventory()
     max_memory = parse_max_memory(options.max_memory, inventory)
     pins = parse_pins(options.pins, inventory)
-    read = read_model(model, options, progress)
+    read = cached_read_model(model, options, progress)
+    if read.obstacle is not None:
+        raise read.obstacle.error()
     tell("plan", 1, _STEPS)
     left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
     _check_unused(left_out, max_memory, pins)
@@ -115,8 +119,9 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     warnings = read.warnings
     if left_out:
         warnings = (*warnings, f"left unused, since this version does not run on it: {', '.join(left_out)}")
-    chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
-    plan = solve(chain, read, inventory, max_memory, pins, options)
+    form = planned_form(read, options.format)
+    chain = chain_from_graph(form.graph, scratch_bytes=read.scratch_bytes)
+    plan = solve(chain, read, form, inventory, max_memory, pins, options)
     tell("plan", _STEPS, _STEPS)
     return Planned(plan=plan, warnings=warnings)
 
@@ -146,6 +151,7 @@ def _untold(stage: str, done: int, total: int) -> None:
 def solve(
     chain: Chain,
     read: ReadModel,
+    form: PlannedForm,
     inventory: Inventory,
     max_memory: dict[DeviceId, int],
     pins: tuple[Pin, ...],
@@ -180,7 +186,6 @@ def solve(
         objective,
         generates=read.graph.generates,
     )
-    formats, format_rules, block_formats = plan_formats(read.graph, read.dtype)
     inputs = Inputs(
         producer=f"bayplan {version('bayplan')}",
         model=read.model,
@@ -192,11 +197,11 @@ def solve(
         pins=pins,
         no_spill=options.no_spill,
         no_split=options.no_split,
-        formats=formats,
-        format_rules=format_rules,
-        block_formats=block_formats,
+        formats=form.formats,
+        format_rules=form.format_rules,
+        block_formats=form.block_formats,
         rules=tensor_rules(read.sources),
-        ties=read.graph.ties,
+        ties=form.graph.ties,
     )
     plan = assemble(inputs, chain, constraints, placement, prediction)
     problems = check(plan)

@@ -6,7 +6,7 @@ Then identity and name rules are added and nothing else changes. What differs is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -19,9 +19,10 @@ from bayplan.schemas.codec import sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
 from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.plan import Plan
+from bayplan.schemas.types import FloatFormat
 
 if TYPE_CHECKING:
-    from bayplan.planner.model.read_model import ReadModel
+    from bayplan.planner.model.facts import ReadModel
     from bayplan.planner.model.source import Progress
 
 _SHOWN = 8
@@ -48,6 +49,7 @@ def bind_plan(
 
     Raises:
         BayplanError: Binding would run code that the plan names, and `trust_remote_code` is off.
+        BayplanError: The plan is in a quantized format.
         PlanRefused: FOREIGN: the checkpoint is of another model, or in other data types.
         PlanRefused: STALE: the same model, with another config or another graph than the planned one.
         PlanFormatError: The plan contradicts itself.
@@ -56,21 +58,26 @@ def bind_plan(
     from bayplan.planner.model.read_model import read_model  # torch and transformers
 
     _check_consent(plan, trust_remote_code=trust_remote_code)
+    _check_plain(plan)
+    is_factory = plan.model.library == "torch"
     options = PlanOptions(
         batch=plan.workload.batch,
         context=plan.workload.context,
         encoder_context=plan.workload.encoder_context,
         prefill_chunk=plan.workload.prefill_chunk,
         class_name=plan.model.class_name if plan.model.library == "transformers" else None,
-        format=plan.model.dtype if plan.model.library == "transformers" else None,
+        format=None if is_factory else plan.model.dtype,
         no_split=plan.problem.no_split,
         hash_content=hash_content,
         variant=variant,
         trust_remote_code=plan.model.trust_remote_code,
-        checkpoint=checkpoint if plan.model.library != "transformers" else None,
+        checkpoint=checkpoint if is_factory else None,
+        library=None if is_factory else plan.model.library,
     )
-    name = checkpoint if plan.model.library == "transformers" else (plan.model.source or checkpoint)
+    name = (plan.model.source or checkpoint) if is_factory else checkpoint
     read = read_model(name, options, progress)
+    if read.obstacle is not None:
+        raise read.obstacle.error()
     _check_same_model(plan, read, checkpoint)
     _check_same_config(plan, read, checkpoint)
     _check_same_graph(plan, read, checkpoint)
@@ -80,6 +87,7 @@ def bind_plan(
     model = msgspec.structs.replace(
         plan.model,
         source=read.model.source,
+        config_digest=read.model.config_digest,
         revision=read.model.revision,
         checkpoint=read.model.checkpoint,
     )
@@ -89,7 +97,7 @@ def bind_plan(
 
 def _check_consent(plan: Plan, *, trust_remote_code: bool) -> None:
     """A plan is a file from somebody else: it may not run code by being bound."""
-    is_factory = plan.model.library != "transformers"
+    is_factory = plan.model.library == "torch"
     if trust_remote_code or not (plan.model.trust_remote_code or is_factory):
         return
     raise BayplanError(
@@ -99,6 +107,19 @@ def _check_consent(plan: Plan, *, trust_remote_code: bool) -> None:
         needed="permission to run that code",
         hint="read the code first; --trust-remote-code runs it",
     )
+
+
+def _check_plain(plan: Plan) -> None:
+    """What a quantized checkpoint takes is exact from its headers only: planning with them is as quick."""
+    quantized = [name for name, entry in plan.formats.items() if entry.kind not in get_args(FloatFormat)]
+    if quantized or plan.model.quantization is not None:
+        raise BayplanError(
+            "a plan in a quantized format cannot be bound",
+            where=plan.model.source or plan.model.class_name,
+            got=", ".join(quantized) or f"a checkpoint quantized by {plan.model.quantization}",
+            needed="a plan in floating point",
+            hint="plan again, naming the checkpoint itself as the model",
+        )
 
 
 def _check_same_model(plan: Plan, read: ReadModel, checkpoint: str) -> None:
@@ -123,6 +144,8 @@ def _check_same_model(plan: Plan, read: ReadModel, checkpoint: str) -> None:
 
 def _check_same_config(plan: Plan, read: ReadModel, checkpoint: str) -> None:
     """What a config says beyond shapes, such as rotary bases, decides results: it is part of the model."""
+    if plan.model.config_digest is None and plan.model.library == "timm":
+        return  # planned by timm's own name, and the tensors are the same
     if plan.model.config_digest != read.model.config_digest:
         raise PlanRefused(
             RefusalKind.STALE,

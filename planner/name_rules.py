@@ -73,16 +73,20 @@ def _numbered_rules(sources: Mapping[Fqn, str]) -> tuple[TensorRule, ...]:
     return tuple(rules.values())
 
 
-def format_rules(formats: Mapping[Fqn, str], others: Iterable[Fqn] = ()) -> tuple[FormatRule, ...]:
+def format_rules(
+    formats: Mapping[Fqn, str], others: Iterable[Fqn] = (), alike: Mapping[Fqn, str] | None = None
+) -> tuple[FormatRule, ...]:
     """Return rules for the tensors in `formats`, which are not in their block's format.
 
     Args:
         formats: Tensor -> name of its format.
-        others: Tensors in their block's format, which no rule may match.
+        others: Tensors which no rule may match.
+        alike: Tensor -> name of its block's format, in which it is: a rule may match it that says the same.
     """
     by_pattern: dict[str, set[str | None]] = {folded(fqn): {None} for fqn in others}
-    for fqn, name in formats.items():
-        by_pattern.setdefault(folded(fqn), set()).add(name)
+    for named in (formats, alike or {}):
+        for fqn, name in named.items():
+            by_pattern.setdefault(folded(fqn), set()).add(name)
     rules: dict[str, FormatRule] = {}
     for fqn, name in sorted(formats.items()):
         pattern = folded(fqn) if len(by_pattern[folded(fqn)]) == 1 else fqn

@@ -16,7 +16,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_memory: tuple[str, ...] = ()
     """`DEVICE=SIZE`: budget for the whole ledger of a device but `runtime`."""
     format: str | None = None
-    """`fp32`, `bf16` or `fp16`; None: the data type that `from_pretrained` would choose."""
+    """One of `stored_form.FORMAT_NAMES`, or torch's name of a data type; None: a quantized checkpoint's own,
+    else the data type that `from_pretrained` would choose."""
     batch: int = 1
     context: int | None = None
     """Positions; None: the smaller of 1024 and the model's maximum."""
@@ -40,3 +41,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     checkpoint: str | None = None
     """Folder of the weights where the model is a factory."""
+    library: str | None = None
+    """`transformers`, `timm` or `diffusers`; None: found out."""
+    use_cache: bool = True
+    """Take an unchanged model's graph from the cache, and put it there."""

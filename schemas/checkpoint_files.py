@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from bayplan.schemas.checkpoint_index import (
 )
 from bayplan.schemas.strict_json import quote
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 STEMS = ("model", "diffusion_pytorch_model")
 """File names before `.safetensors` under which transformers and diffusers save."""
 
@@ -34,6 +38,18 @@ _INDEX = re.compile(
     rf"(?P<stem>[^.]+)(?:\.(?P<before>{_VARIANT}))?\.safetensors\.index(?:\.(?P<after>{_VARIANT}))?\.json"
 )
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+_WEIGHT_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".safetensors.index.json",
+)
 
 
 class CheckpointFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +67,11 @@ class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
     stem: str
     variant: str | None
     is_index: bool
+
+
+def holds_weights(names: Sequence[str]) -> bool:
+    """Return whether files of these names include weights, in whatever format."""
+    return any(name.endswith(_WEIGHT_SUFFIXES) for name in names)
 
 
 def find_checkpoint(path: Path, *, variant: str | None = None) -> CheckpointFiles:

@@ -76,8 +76,12 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(set(self.weight_map.values())))
 
 
-def read_index(path: Path) -> ShardIndex:
+def read_index(path: Path, *, suffix: str = ".safetensors") -> ShardIndex:
     """Return a checked index file.
+
+    Args:
+        path: The file.
+        suffix: What the names of its shards end in.
 
     Raises:
         CheckpointError: UNREADABLE: missing, or the system refuses.
@@ -104,13 +108,15 @@ def read_index(path: Path) -> ShardIndex:
             got=got,
             needed='an object "weight_map" of tensors',
         )
-    weight_map = {fqn: _shard_name(fqn, shard, where) for fqn, shard in listed.items()}
+    weight_map = {fqn: _as_text(fqn, shard, where) for fqn, shard in listed.items()}
+    for shard in dict.fromkeys(weight_map.values()):  # few, beside the tensors
+        check_shard_name(shard, where=where, suffix=suffix)
     return ShardIndex(
         file=where, weight_map=weight_map, metadata_total_bytes=_total_bytes(members.get("metadata"), where)
     )
 
 
-def _shard_name(fqn: str, value: JsonValue, where: str) -> str:
+def _as_text(fqn: str, value: JsonValue, where: str) -> str:
     if not isinstance(value, str):
         raise CheckpointError(
             CheckpointRule.INDEX_FORM,
@@ -119,7 +125,6 @@ def _shard_name(fqn: str, value: JsonValue, where: str) -> str:
             got=f"{type(value).__name__} at tensor {quote(fqn)}",
             needed="a file name",
         )
-    check_shard_name(value, where=where)
     return value
 
 
@@ -141,16 +146,17 @@ def _total_bytes(metadata: JsonValue, where: str) -> int | None:
     return total
 
 
-def check_shard_name(name: str, *, where: str) -> None:
-    """Check that `name` is a plain path of a safetensors file below whatever folder it is joined to.
+def check_shard_name(name: str, *, where: str, suffix: str = ".safetensors") -> None:
+    """Check that `name` is a plain path of a shard below whatever folder it is joined to.
 
     Args:
         name: A shard's name as an index gives it: relative, `/` between folders.
         where: The index file, for the message.
+        suffix: What it must end in; an index of another format is read for its names alone.
 
     Raises:
         CheckpointError: SHARD_NAME: absolute, with a drive letter, backslash, control character, empty
-            part, `.` or `..`, or not ending in `.safetensors`.
+            part, `.` or `..`, or not ending in `suffix`.
     """
     fault = None
     if name.startswith("/") or _DRIVE.fullmatch(name):
@@ -161,15 +167,15 @@ def check_shard_name(name: str, *, where: str) -> None:
         fault = "with a control character"
     elif any(part in ("", ".", "..") for part in name.split("/")):
         fault = 'with an empty part, "." or ".."'
-    elif not name.endswith(".safetensors"):
-        fault = "not ending in .safetensors"
+    elif not name.endswith(suffix):
+        fault = f"not ending in {suffix}"
     if fault is not None:
         raise CheckpointError(
             CheckpointRule.SHARD_NAME,
             f"names a shard that may not be opened: {fault}",
             where=where,
             got=quote(name),
-            needed="a safetensors file in the index's folder",
+            needed=f"a {suffix.removeprefix('.')} file in the index's folder",
             hint="do not use this checkpoint: an index has no reason to name other files",
         )
 

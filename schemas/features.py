@@ -10,7 +10,7 @@ import enum
 from typing import get_args
 
 from bayplan.schemas.plan import Plan
-from bayplan.schemas.types import Backend, QuantizedFormat, Residency
+from bayplan.schemas.types import Backend, FloatFormat, Residency
 
 
 class Feature(enum.StrEnum):
@@ -21,9 +21,10 @@ class Feature(enum.StrEnum):
     SEVERAL_DEVICES = "blocks on more than one device"
     SEVERAL_NODES = "blocks on more than one node"
     SPLIT_EXPERTS = "experts apart from their block"
-    ANY_MODULE = "models from a factory"
+    ANY_MODULE = "models of other libraries than transformers"
     CONVERSIONS = "checkpoint tensors that are more than renamed"
     QUANTIZED = "quantized formats"
+    PREQUANTIZED = "checkpoints that are quantized already"
 
 
 NOT_YET_RUN: frozenset[Feature] = frozenset(Feature)
@@ -48,8 +49,9 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
             operation.kind != "rename" for rule in plan.rules for operation in rule.operations
         ),
         Feature.QUANTIZED: any(
-            plan.formats[name].kind in get_args(QuantizedFormat) for name in formats if name in plan.formats
+            plan.formats[name].kind not in get_args(FloatFormat) for name in formats if name in plan.formats
         ),
+        Feature.PREQUANTIZED: plan.model.quantization is not None,
     }
     return tuple(feature for feature in Feature if used[feature])
 

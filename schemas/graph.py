@@ -1,14 +1,43 @@
 """The model graph: what the planner knows of a model after tracing it, before any decision.
 
-Blocks in the order in which they run, with their tensors, work and cache; the edges that are not the chain
-itself; tied groups. Made without weights and without a device.
+Blocks in the order in which they run, with their tensors, work and cache; the edges of the data between
+them; tied groups. Made without weights and without a device.
 """
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from bayplan.schemas.types import Count, Digest, Fqn, NumBytes, Reason
+
+
+class TensorRole(enum.StrEnum):
+    """What a tensor is to its module: which quantizers change it, and how."""
+
+    LINEAR = "linear"
+    """Weight `[out, in]` of a linear layer."""
+    CONV1D = "conv1d"
+    """Weight `[in, out]` of GPT-2's transposed linear layer."""
+    EXPERTS = "experts"
+    """Weights `[experts, ...]` of the linear layers of all experts in one tensor."""
+    GROUPED_LINEAR = "grouped-linear"
+    """Weight `[out, in]` of a linear layer whose groups of outputs have inputs of their own; only fp8 changes
+    it."""
+    EMBEDDING = "embedding"
+    """Table of an embedding."""
+    OTHER = "other"
+    """Anything else: norms, biases, convolutions, buffers."""
+
+
+class Linears(msgspec.Struct, frozen=True, kw_only=True):
+    """The linear layers of one size whose weights a tensor holds."""
+
+    count: Count
+    """1, or all experts'; of a fused gate and up projection, both."""
+    out_features: Count
+    in_features: Count
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +51,12 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_buffer: bool = False
     is_persistent: bool = True
     """False: computed at load, not in the checkpoint."""
+    role: TensorRole = TensorRole.OTHER
+    linears: Linears | None = None
+    """Set for the roles of linear layers, whatever the order of the tensor's dimensions."""
+    num_values: Count | None = None
+    """Weights that a packed tensor holds, 0 for one that belongs to it, such as scales; None: as many as its
+    shape has."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +65,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     flops: Count
     """Floating-point operations, a multiply-add counted as two."""
     activation_bytes: NumBytes
-    """Peak of tensor bytes alive inside the call that were not alive before it, its output included."""
+    """Peak of tensor bytes alive while the block is called, or between its call and those of its neighbours,
+    beyond the graph's `base_activation_bytes`. Parameters, buffers and `kv_bytes` of cache are not in it; what
+    the cache takes above them is, such as old keys beside the new ones."""
     output_bytes: NumBytes
     """Bytes handed on to the next block."""
 
@@ -59,7 +96,7 @@ class GraphBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that go from one block to another that is not its successor in the chain."""
+    """Bytes that one block makes and another uses, its successor in the chain included."""
 
     source: Fqn
     target: Fqn
@@ -81,6 +118,7 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True):
     class_name: str
     blocks: tuple[GraphBlock, ...]
     edges: tuple[Edge, ...]
+    """Of the data, in the order of the blocks that receive it."""
     ties: tuple[TiedGroup, ...]
     tree_digest: Digest
     num_params: Count
@@ -94,4 +132,11 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True):
     trace_note: str = ""
     """Why it could not, in one sentence; empty when traced."""
     base_activation_bytes: NumBytes = 0
-    """Bytes alive through the whole forward outside the blocks: masks, position tables, inputs."""
+    """Bytes alive in every forward from its first block to its last: inputs, masks, what blocks hand on. With the
+    largest `activation_bytes` of the blocks that a device has, the peak of what is alive there."""
+    declared_no_split: tuple[Fqn, ...] = ()
+    """Outermost modules whose class is in the model's own `_no_split_modules`, in order of registration."""
+    kept_fp32: dict[str, tuple[Fqn, ...]] = {}
+    """Format, `fp16` or `bf16`, to the parameters that the class keeps in fp32 under it."""
+    unquantized: tuple[Fqn, ...] = ()
+    """Linear weights that quantizers leave as they are unless told otherwise: heads and tied weights."""

@@ -1,4 +1,4 @@
-"""Names of models on the Hub: `org/name`, with or without `@revision`.
+"""Names of models on the Hub: `org/name`, or a folder in it, with or without `@revision`.
 
 Owns the form alone; whether there is such a repository is for the Hub to say.
 """
@@ -9,16 +9,20 @@ import re
 
 import msgspec
 
+_PART = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.][\w./-]*))?", re.ASCII
+    rf"(?P<repo>{_PART}/{_PART})(?:/(?P<folder>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w.][\w./-]*))?",
+    re.ASCII,
 )
 
 
 class HubId(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository, at one revision of it."""
+    """One repository, or one folder in it, at one revision."""
 
     repo: str
     """`org/name`."""
+    folder: str | None = None
+    """Path in the repository, as of one model of a pipeline; None: the repository itself."""
     revision: str | None
     """Branch, tag or commit; None: not said."""
 
@@ -26,4 +30,8 @@ class HubId(msgspec.Struct, frozen=True, kw_only=True):
 def parse_hub_id(text: str) -> HubId | None:
     """Return what `text` names on the Hub, or None where it has another form."""
     found = _HUB_ID.fullmatch(text)
-    return None if found is None else HubId(repo=found["repo"], revision=found["revision"])
+    return (
+        None
+        if found is None
+        else HubId(repo=found["repo"], folder=found["folder"], revision=found["revision"])
+    )

@@ -24,6 +24,7 @@ from bayplan.schemas.types import (
     Nanoseconds,
     NumBytes,
     Objective,
+    PackedFormat,
     PartsPerMillion,
     QuantizedFormat,
     Reason,
@@ -78,12 +79,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Which model the plan is for."""
 
     source: str | None
-    """Hub id or `package.module:factory`; None for a local folder, whose name means nothing elsewhere."""
+    """Hub id, `package.module:factory`, or a name in the library; None for a local folder, whose name means
+    nothing elsewhere."""
     revision: str | None
     """Commit of the Hub repository."""
     class_name: str
     library: str
-    """`transformers` or `torch`."""
+    """`transformers`, `timm` or `diffusers`; `torch` for a factory."""
     library_version: str
     """A note: classes change between versions, and `tree_digest` is what is compared."""
     trust_remote_code: bool
@@ -100,6 +102,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     traced: bool
     """False: blocks are in the order of the module tree, since a forward could not be traced."""
     trace_note: str = ""
+    quantization: str | None = None
+    """Method by which the checkpoint's weights are quantized, as its config names it; None: they are not."""
     checkpoint: Checkpoint | None = None
     """None: planned from the config alone, hence unbound."""
 
@@ -124,10 +128,21 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     The fields after `kind` are for quantized kinds and spelled as bitsandbytes spells them.
     """
 
-    kind: FloatFormat | QuantizedFormat
-    """Data type of the block's floating-point weights, or how its linear layers are quantized."""
+    kind: FloatFormat | QuantizedFormat | PackedFormat
+    """Data type of the block's floating-point weights, or how its linear layers are quantized; what else the
+    block has is then in the model's data type."""
+    bits: Count | None = None
+    """Bits of a weight, where the kind leaves them open."""
     blocksize: Count | None = None
     """Elements that share one scale."""
+    block_shape: tuple[Count, Count] | None = None
+    """Rows and columns of the weight `[out, in]` that share one scale; 0: all of them."""
+    scale_dtype: str | None = None
+    """Data type of the scales."""
+    is_asymmetric: bool = False
+    """Whether zero points are stored beside the scales."""
+    is_static: bool = False
+    """Whether the scale of the layer's input is stored too."""
     double_quant: bool = False
     """Whether the scales are quantized too."""
     compute_dtype: FloatFormat | None = None
@@ -315,7 +330,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     no_split: tuple[str, ...]
     """Class names that the user declared indivisible; empty: the model's own."""
     base_activation_bytes: NumBytes
-    """Alive through a whole forward outside the blocks."""
+    """Alive in every forward from its first block to its last. With the most that a device's blocks need on top, the
+    peak there."""
     scratch_bytes: NumBytes
     """Reader's buffers besides the slots: gaps between tensors, tensors that are cast while read."""
     runs: tuple[BlockRun, ...]

@@ -76,6 +76,8 @@ class Reason(enum.StrEnum):
     """Called more than once in a forward."""
     NOT_CALLED = "not-called"
     """Never called in the traced forward: its weights may be read, so they stay."""
+    CONDITIONAL = "conditional"
+    """Called only where a forward has images or sound: a step without them would wait for it in vain."""
     UNTRACED = "untraced"
     """No forward could be traced, so nobody knows when its weights are read."""
     OWN_TENSORS = "own-tensors"
@@ -125,3 +127,8 @@ FloatFormat = Literal["fp32", "bf16", "fp16", "fp64"]
 
 QuantizedFormat = Literal["int8", "nf4", "fp4"]
 """Kinds of format that bitsandbytes quantizes to."""
+
+PackedFormat = Literal[
+    "fp8", "fp4-rows", "mxfp4", "gptq", "awq", "pack-quantized", "int-quantized", "float-quantized"
+]
+"""Kinds of format that checkpoints come quantized in, besides those of bitsandbytes."""

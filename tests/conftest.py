@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
+import itertools
 import os
 import shutil
 import socket
@@ -38,6 +39,9 @@ for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "HF
 for _name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
     os.environ.pop(_name, None)
 os.environ["HF_HOME"] = _HUB_HOME
+_GRAPH_CACHES = tempfile.mkdtemp(prefix="bayplan-tests-")
+atexit.register(shutil.rmtree, _GRAPH_CACHES, ignore_errors=True)
+os.environ["BAYPLAN_CACHE_DIR"] = f"{_GRAPH_CACHES}/shared"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the tokenizers warn wherever a test forks
 
@@ -47,6 +51,7 @@ class NetworkAttempt(OSError):
 
 
 _attempts: list[str] = []
+_numbers = itertools.count()
 
 
 def _is_local(address: Any, family: int) -> bool:
@@ -106,6 +111,14 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     for variable in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def graph_cache(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test an empty graph cache of its own: what another read, under patches, is not for it."""
+    folder = Path(_GRAPH_CACHES) / str(next(_numbers))
+    monkeypatch.setenv("BAYPLAN_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

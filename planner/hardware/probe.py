@@ -7,11 +7,13 @@ measures nothing and reads nothing that is free at the moment: one machine gives
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from bayplan.planner.hardware.accelerator_signs import may_have_accelerator
 from bayplan.planner.hardware.catalogue import (
     CPU_FEATURES,
     AcceleratorEntry,
@@ -74,8 +76,11 @@ def probe_inventory(
 def torch_accelerators() -> tuple[FoundAccelerator, ...]:
     """Return the accelerators that torch shows to this process.
 
-    Those of a backend that bayplan has no name for are left out: no plan could put a block there.
+    Those of a backend that bayplan has no name for are left out: no plan could put a block there. Where torch
+    could show none, it is not imported to say so.
     """
+    if "torch" not in sys.modules and not may_have_accelerator():
+        return ()
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import math
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayplan.planner.model.operations import operation_flops, run_operation
+from bayplan.planner.model.known_values import Runner
+from bayplan.planner.model.tensor_arguments import argument_tensors, storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 # The largest models take some 30 000. A Mamba layer without its kernel loops over the positions in Python: a
 # context of 1024 would take minutes.
 MAX_OPERATIONS = 60_000
 """Operations after which a forward is given up as too long to trace."""
 
-_aten = torch.ops.aten
-
 
 class TraceTooLongError(RuntimeError):
-    """A forward of more than `MAX_OPERATIONS` operations."""
+    """A forward, or one call of a block, of more operations than were allowed."""
+
+
+class SeenEnoughError(RuntimeError):
+    """Ends a forward of which nothing more is to be learned."""
 
 
 class EventKind(enum.IntEnum):
@@ -38,6 +43,7 @@ class EventKind(enum.IntEnum):
     EXIT = 1
     ALLOCATE = 2
     FREE = 3
+    OPERATE = 4
 
 
 class Event(NamedTuple):
@@ -45,9 +51,10 @@ class Event(NamedTuple):
 
     kind: EventKind
     key: int
-    """Block index for ENTER and EXIT; the storage's serial number for the others."""
+    """Block index for ENTER and EXIT; the storage's serial number for ALLOCATE and FREE; for OPERATE a number
+    that is the same for the same operation."""
     num_bytes: int
-    """Of the storage; 0 for ENTER and EXIT."""
+    """Of the storage; 0 where there is none."""
 
 
 @dataclasses.dataclass
@@ -74,6 +81,8 @@ class ForwardLog:
     """Block to the number of the operation that first read a tensor of it."""
     flops: dict[int, int] = dataclasses.field(default_factory=dict)
     output_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
+    output_rows: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Block to the product of all sizes but the last of what it returned first."""
     inputs: dict[int, dict[int, tuple[int, frozenset[int]]]] = dataclasses.field(default_factory=dict)
     """Block to storage serial to (bytes, producers), for what it used and did not make."""
     used_outside: set[int] = dataclasses.field(default_factory=set)
@@ -82,48 +91,59 @@ class ForwardLog:
     """Blocks with a buffer that was written in place."""
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of the tensor's storage, valid as long as that is alive."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples, lists and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes a `ForwardLog` of everything that runs inside it.
 
     Attributes: log: The log of the forward that runs now; `start` begins a new one and keeps what is known of
-        live storages.
+        live storages. cache: What a block of this forward was handed as its cache; None: nothing.
     """
 
-    def __init__(self, owners: Mapping[int, frozenset[int]], buffers: frozenset[int]) -> None:
-        """Watch the storages of `owners`, by their blocks; a write to one of `buffers` is noted."""
+    def __init__(
+        self,
+        owners: Mapping[int, frozenset[int]],
+        buffers: frozenset[int],
+        *,
+        max_call_operations: int | None = None,
+    ) -> None:
+        """Watch the storages of `owners`, by their blocks; a write to one of `buffers` is noted.
+
+        Give up where one call of a block takes more than `max_call_operations`.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = ForwardLog()
+        self.cache: object = None
         self._owners = owners
         self._buffers = buffers
         self._notes: dict[int, StorageNote] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._runner = Runner()
         self._stack: list[int] = []
+        self._ancestors: dict[int, set[int]] = {}
+        """Block to the blocks whose work it has used, at any distance."""
         self._num_storages = 0
         self._num_operations = 0
+        self._max_call_operations = max_call_operations or MAX_OPERATIONS
+        self._last_operation = MAX_OPERATIONS
+        self._awaited: set[int] = set()
+        self._num_more_calls: int | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Nothing is compiled inside; the guard against it costs as much as an operation.
 
     def start(self) -> None:
         """Begin the log of another forward; what is alive stays known and is its first entry."""
+        self.cache = None
         alive = [Event(EventKind.ALLOCATE, note.serial, note.num_bytes) for note in self._notes.values()]
         self.log = ForwardLog(events=alive)
         self._stack.clear()
         self._num_operations = 0
+        self._last_operation = MAX_OPERATIONS
+
+    def stop_after(self, awaited: Collection[int], num_more_calls: int) -> None:
+        """End the next forward once all of `awaited` and as many calls more have returned."""
+        self._awaited = set(awaited)
+        self._num_more_calls = num_more_calls
 
     def enter(self, block: int) -> None:
         """Note that the module of `block` is being called."""
@@ -131,14 +151,32 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.first_call.setdefault(block, self._num_operations)
         self._num_operations += 1  # So that two blocks never have the same place.
         self.log.events.append(Event(EventKind.ENTER, block, 0))
+        if not self._stack:
+            self._last_operation = min(MAX_OPERATIONS, self._num_operations + self._max_call_operations)
         self._stack.append(block)
 
     def exit(self, block: int, output: object) -> None:
         """Note that the call of `block` returned `output`."""
         self._stack.pop()
+        if not self._stack:
+            self._last_operation = MAX_OPERATIONS
         self.log.events.append(Event(EventKind.EXIT, block, 0))
-        handed_on = {storage_key(tensor): tensor.nbytes for tensor in tensors_in(output)}
+        returned = list(tensors_in(output))
+        if returned:
+            self.log.output_rows[block] = math.prod(returned[0].shape[:-1])
+        handed_on = {storage_key(tensor): tensor.nbytes for tensor in returned}
         self.log.output_bytes[block] = max(self.log.output_bytes.get(block, 0), sum(handed_on.values()))
+        self._count_down(block)
+
+    def _count_down(self, block: int) -> None:
+        if self._num_more_calls is None:
+            return
+        self._awaited.discard(block)
+        if not self._awaited:
+            self._num_more_calls -= 1
+            if self._num_more_calls < 0:
+                self._num_more_calls = None
+                raise SeenEnoughError
 
     def note(self, tensor: torch.Tensor) -> StorageNote | None:
         """Return what is known of a tensor's storage; None for what is no activation."""
@@ -152,32 +190,32 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, object] | None = None,
     ) -> object:
         self._num_operations += 1
-        if self._num_operations > MAX_OPERATIONS:
+        if self._num_operations > self._last_operation:
             raise TraceTooLongError(f"a forward takes more than {MAX_OPERATIONS} operations")
         kwargs = kwargs or {}
-        if func is _aten._local_scalar_dense.default and _is_unknown_bool(args[0]):
-            # A meta tensor has no value. Models ask whether a mask is all true, or a number infinite, and go
-            # the cheaper way if they may: False makes them go the other one.
-            return False
-        producers = self._read(func, args, kwargs)
-        output = run_operation(func, args, kwargs)
-        outputs = list(tensors_in(output))
-        for tensor in outputs:
+        self.log.events.append(Event(EventKind.OPERATE, self._runner.kind(func).number, 0))
+        tensors = argument_tensors(args, kwargs)
+        producers = self._read(func, args, kwargs, tensors)
+        output, flops = self._runner.run(func, args, kwargs, tensors)
+        for tensor in tensors_in(output):
             self._register(tensor, producers)
-        if self._stack:
+        if flops and self._stack:
             block = self._stack[-1]
-            flops = operation_flops(func.overloadpacket, args, kwargs, output)
             self.log.flops[block] = self.log.flops.get(block, 0) + flops
         return output
 
     def _read(
-        self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        tensors: Sequence[torch.Tensor],
     ) -> frozenset[int]:
         """Note what the operation reads and writes; return the blocks whose work its result holds."""
         top = self._stack[-1] if self._stack else None
         producers: set[int] = set() if top is None else {top}
         used: list[StorageNote] = []
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in tensors:
             key = storage_key(tensor)
             owners = self._owners.get(key)
             if owners is not None:
@@ -195,13 +233,29 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 entry = self.log.inputs.setdefault(top, {})
                 known, _ = entry.get(note.serial, (0, note.producers))
                 entry[note.serial] = (max(known, tensor.nbytes), note.producers)
-        if func._schema.is_mutable:
-            names = [argument.name for argument in func._schema.arguments]
-            values = dict(zip(names, args, strict=False)) | kwargs
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    self._write(values.get(argument.name), used, producers)
+                self._follow(top, note.producers)
+        if top is None and len(producers) > 1:
+            producers = self._last(producers)
+        for position, name in self._runner.kind(func).writes:
+            self._write(args[position] if position < len(args) else kwargs.get(name), used, producers)
         return frozenset(producers)
+
+    def _follow(self, block: int, producers: frozenset[int]) -> None:
+        known = self._ancestors.setdefault(block, set())
+        for producer in producers:
+            known.add(producer)
+            known.update(self._ancestors.get(producer, ()))
+
+    def _last(self, producers: set[int]) -> set[int]:
+        """Return the producers without those whose work another one of them has used.
+
+        A residual stream that is added up between the blocks would otherwise come from all of them.
+        """
+        return {
+            one
+            for one in producers
+            if not any(one in self._ancestors.get(other, ()) for other in producers if other != one)
+        }
 
     def _read_owned(self, owners: frozenset[int]) -> None:
         for block in owners:
@@ -230,12 +284,9 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         filled_in = self._stack[-1] if self._stack else None
         self._notes[key] = StorageNote(serial, num_bytes, producers, filled_in)
         self.log.events.append(Event(EventKind.ALLOCATE, serial, num_bytes))
-        weakref.finalize(storage, self._free, key, serial, num_bytes).atexit = False
+        # Not `weakref.finalize`, which is as slow as an operation.
+        self._watches[key] = weakref.ref(storage, functools.partial(self._free, key, serial, num_bytes))
 
-    def _free(self, key: int, serial: int, num_bytes: int) -> None:
-        del self._notes[key]
+    def _free(self, key: int, serial: int, num_bytes: int, _: object) -> None:
+        del self._notes[key], self._watches[key]
         self.log.events.append(Event(EventKind.FREE, serial, num_bytes))
-
-
-def _is_unknown_bool(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta and value.dtype == torch.bool

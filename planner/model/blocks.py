@@ -99,6 +99,21 @@ def no_split_classes(model: nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
+def declared_no_split(model: nn.Module) -> tuple[Fqn, ...]:
+    """Return the paths of the outermost modules of the classes that the model itself declares indivisible.
+
+    Only its own `_no_split_modules` count, not those of the models inside; in order of registration.
+    """
+    named = getattr(model, "_no_split_modules", None)
+    classes = set(named) if isinstance(named, list | tuple | set | frozenset) else set()
+    found: list[Fqn] = []
+    for path, module in model.named_modules():
+        is_inside = bool(found) and path.startswith(f"{found[-1]}.")
+        if path and type(module).__name__ in classes and not is_inside:
+            found.append(path)
+    return tuple(found)
+
+
 def _add_repeated(module: nn.Module, found: set[str]) -> None:
     """Add to `found` the classes repeated in containers below `module`; those found are not looked into."""
     if isinstance(module, _CONTAINERS):

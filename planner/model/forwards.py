@@ -6,31 +6,43 @@ does.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
-from bayplan.planner.model.activity import ActivityMode, ForwardLog, storage_key
+from bayplan.planner.model.activity import ActivityMode, ForwardLog
 from bayplan.planner.model.cache_tensors import cache_tensors, find_cache
-from bayplan.planner.model.footprint import call_peaks, outside_peak
-from bayplan.planner.model.inputs import Attempt, accepts, is_encoder_decoder, make_inputs
-from bayplan.planner.model.operations import FusedAttentionMode
+from bayplan.planner.model.footprint import CacheHold, Moment, moments, peaks
+from bayplan.planner.model.inputs import Attempt, is_encoder_decoder, make_inputs
+from bayplan.planner.model.modalities import accepts
+from bayplan.planner.model.watch import watched
 from bayplan.planner.model.workload import max_context
-from bayplan.skeleton.tree import named_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from bayplan.planner.model.blocks import BlockSpec
     from bayplan.schemas.plan import Workload
+
+# What the code of a model raises when it meets a tensor without values, or inputs that it was not made for.
+MODEL_ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,13 +50,16 @@ class ForwardFigures:
     """What one forward was seen to do; blocks are named by their index in the partition."""
 
     flops: dict[int, int]
+    moments: tuple[Moment, ...]
+    """What was alive when, in order."""
     activation_bytes: dict[int, int]
-    """The most that a call of the block needs on top of what was alive before."""
+    """The most that is alive while the block is called, or between its call and those of its neighbours:
+    beside parameters, buffers and cache."""
     output_bytes: dict[int, int]
     handed_bytes: dict[tuple[int, int], int]
     """(block that made it, block that used it) to bytes."""
-    outside_bytes: int
-    """Most bytes alive while no block is called, the cache left out."""
+    least_bytes: int
+    """The fewest of the same bytes at any time from the first call to the end of the last."""
     num_calls: dict[int, int]
     first_call: dict[int, int]
     """Numbers that grow with time; blocks that were not called are not in it."""
@@ -54,25 +69,49 @@ class ForwardFigures:
     mutated: frozenset[int]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TowerForward:
+    """What one prefill with images, sound or video was seen to do."""
+
+    attempt: Attempt
+    """How it was called."""
+    figures: ForwardFigures
+    is_whole: bool
+    """False: the forward failed at the point where the language model would have taken over."""
+    last: int
+    """The block that returned last, behind which the forward goes on as one of text alone."""
+    fits: bool
+    """Its positions are no more than a prefill chunk; False: the images alone take more."""
+    kv_bytes: dict[int, int]
+    """Block to the bytes that the cache holds for it afterwards."""
+    replaced_buffers: frozenset[int]
+
+
 @dataclasses.dataclass(kw_only=True)
 class Observation:
     """What all forwards together were seen to do."""
 
     prefill: ForwardFigures
     decode: ForwardFigures | None
-    """None: the model does not generate."""
+    """None: the model does not generate, or it was not asked for."""
     filled: ForwardFigures | None
-    """The forward that filled the cache before `prefill`; None where that began with none."""
+    """The first chunk; None where that is `prefill`."""
     kv_bytes: dict[int, int]
     """Block to the bytes that the cache holds for it at the full context."""
     replaced_buffers: frozenset[int]
     """Blocks with a buffer for which a forward put another."""
-    excess_cache_bytes: int
-    """Bytes that the cache keeps alive on top of its own, such as the positions behind a window."""
+    towers: tuple[TowerForward, ...] = ()
+    """Prefills with images, sound or video, where they call blocks that the other forwards do not."""
 
 
 def observe(
-    model: PreTrainedModel, blocks: Sequence[BlockSpec], workload: Workload, attempt: Attempt
+    model: PreTrainedModel,
+    blocks: Sequence[BlockSpec],
+    workload: Workload,
+    attempt: Attempt,
+    *,
+    max_call_operations: int | None = None,
+    has_decode: bool = True,
 ) -> Observation:
     """Run the forwards of a workload on meta tensors.
 
@@ -81,49 +120,93 @@ def observe(
         blocks: Partition of the model.
         workload: Batch and lengths.
         attempt: Which inputs to pass.
+        max_call_operations: Give up where one call of a block takes more; None: only the forward has a limit.
+        has_decode: Run the decode step where the model generates.
 
     Returns:
-        Figures of the last prefill chunk and, for a model that generates, of one decode step.
+        Figures of the last whole prefill chunk, with the peaks of all chunks, and, for a model that
+        generates, of one decode step.
 
     Raises:
         TraceTooLongError: A forward takes too many operations.
         UnknownInputsError: As `make_inputs`.
     """
-    with buffers_on_meta(model) as twins, contextlib.ExitStack() as stack:
-        block_of = {fqn: index for index, block in enumerate(blocks) for fqn in block.fqns}
-        mode = ActivityMode(_owners(model, block_of), frozenset(map(storage_key, twins.values())))
-        for index, block in enumerate(blocks):
-            if not block.is_own:
-                _watch(block.module, index, mode, stack)
-        stack.enter_context(torch.no_grad())
-        if attempt.meta_factories:
-            stack.enter_context(torch.device("meta"))
-        stack.enter_context(FusedAttentionMode())
-        stack.enter_context(mode)
-        runs = _Runs(model, workload, attempt, mode)
+    with watched(model, blocks, max_call_operations=max_call_operations) as watch:
+        runs = Runs(model, workload, attempt, watch.mode)
         chunk = workload.prefill_chunk if can_generate(model) else workload.context
-        filled = runs.forward(workload.context - chunk) if chunk < workload.context else None
-        prefill = runs.forward(chunk)
-        kv_bytes, excess = runs.cache_bytes()
+        filled, prefill = _observe_prefill(runs, workload.context, chunk)
+        kv_bytes = runs.kv_bytes()
         decode = None
         if can_generate(model) and not kv_bytes:
             decode = prefill  # Without a cache every step is a forward over everything.
-        elif can_generate(model):
+        elif can_generate(model) and has_decode:
             if workload.context == max_context(model.config):
                 # Tables of positions end here: the step is the one that completes the context.
                 runs.reset()
                 if workload.context > 1:
                     runs.forward(workload.context - 1)
             decode = runs.forward(1)
-        replaced = {block_of[fqn] for fqn, twin in twins.items() if _tensor_at(model, fqn) is not twin}
+        replaced = watch.replaced_buffers()
     return Observation(
         prefill=prefill,
         decode=decode,
         filled=filled,
         kv_bytes=kv_bytes,
-        replaced_buffers=frozenset(replaced),
-        excess_cache_bytes=excess,
+        replaced_buffers=replaced,
     )
+
+
+def _observe_prefill(runs: Runs, context: int, chunk: int) -> tuple[ForwardFigures | None, ForwardFigures]:
+    """Fill the cache up to `context`; return the first chunk, if there are several, and the last whole one.
+
+    The first has no past and may run an encoder, the last whole one has the longest past, and what remains
+    may be the only one with a past: with the peaks of the three, the others are bounded. All those between
+    but one are run as one, which leaves the same cache; the one, because a window keeps the storage of its
+    last chunk.
+    """
+    num_whole, num_rest = divmod(context, chunk)
+    first = runs.forward(chunk)
+    if num_whole > 3:
+        runs.forward((num_whole - 3) * chunk)
+    if num_whole > 2:
+        runs.forward(chunk)
+    last = runs.forward(chunk) if num_whole > 1 else first
+    rest = runs.forward(num_rest) if num_rest else None
+    if last is first and rest is None:
+        return None, first
+    others = [one for one in (first, rest) if one is not None]
+    raised = {
+        block: max(num_bytes, *(one.activation_bytes.get(block, 0) for one in others))
+        for block, num_bytes in last.activation_bytes.items()
+    }
+    least_bytes = min(last.least_bytes, *(one.least_bytes for one in others))
+    return first, dataclasses.replace(last, activation_bytes=raised, least_bytes=least_bytes)
+
+
+def observe_module(
+    model: nn.Module, blocks: Sequence[BlockSpec], inputs: Mapping[str, object]
+) -> Observation:
+    """Run one forward of a module that is no transformers model.
+
+    Args:
+        model: Parameters on meta, in eval mode. Its tensors are left as they were.
+        blocks: Partition of the model.
+        inputs: Keyword arguments of its forward; under an empty key a tuple of positional ones.
+
+    Raises:
+        TraceTooLongError: The forward takes too many operations.
+    """
+    named = dict(inputs)
+    positional = named.pop("", ())
+    assert isinstance(positional, tuple), "positional inputs are a tuple"
+    with watched(model, blocks) as watch:
+        # Made outside, they are not known to the log; cloned inside, they are.
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (positional, named))
+        watch.mode.start()
+        model(*args, **kwargs)
+        figures = _figures(watch.mode.log, CacheHold(block_of={}, num_bytes={}))
+        replaced = watch.replaced_buffers()
+    return Observation(prefill=figures, decode=None, filled=None, kv_bytes={}, replaced_buffers=replaced)
 
 
 def can_generate(model: nn.Module) -> bool:
@@ -133,52 +216,7 @@ def can_generate(model: nn.Module) -> bool:
     return isinstance(model, GenerationMixin) and bool(model.can_generate())
 
 
-@contextlib.contextmanager
-def buffers_on_meta(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Put meta twins in the place of all buffers, so that a forward can neither read nor change their values.
-
-    Yields:
-        The twins under every name of a buffer; shared buffers share a twin.
-    """
-    modules = list(model.modules())
-    saved = [(dict(module._buffers), set(module._non_persistent_buffers_set)) for module in modules]
-    twins: dict[int, torch.Tensor] = {}
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = twins.setdefault(id(buffer), buffer.to("meta", copy=True))
-    try:
-        yield {named.fqn: named.tensor for named in named_tensors(model) if named.is_buffer}
-    finally:
-        for module, (buffers, non_persistent) in zip(modules, saved, strict=True):
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            module._non_persistent_buffers_set.clear()
-            module._non_persistent_buffers_set.update(non_persistent)
-
-
-def _owners(model: nn.Module, block_of: dict[str, int]) -> dict[int, frozenset[int]]:
-    """Return the blocks of every parameter and buffer by storage; tied ones have several."""
-    owners: dict[int, set[int]] = defaultdict(set)
-    for named in named_tensors(model):
-        owners[storage_key(named.tensor)].add(block_of[named.fqn])
-    return {key: frozenset(indices) for key, indices in owners.items()}
-
-
-def _tensor_at(model: nn.Module, fqn: str) -> torch.Tensor | None:
-    path, _, name = fqn.rpartition(".")
-    return model.get_submodule(path)._buffers.get(name)
-
-
-def _watch(module: nn.Module, index: int, mode: ActivityMode, stack: contextlib.ExitStack) -> None:
-    """Tell `mode` of every call of the module until `stack` closes."""
-    enter = module.register_forward_pre_hook(lambda module, args: mode.enter(index))
-    stack.callback(enter.remove)
-    leave = module.register_forward_hook(lambda module, args, output: mode.exit(index, output))
-    stack.callback(leave.remove)
-
-
-class _Runs:
+class Runs:
     """Runs forwards and keeps the output of the last."""
 
     def __init__(
@@ -203,7 +241,7 @@ class _Runs:
     def forward(self, num_tokens: int) -> ForwardFigures:
         """Run `num_tokens` positions on top of those before and return what was seen."""
         carried = self._carried() if self._num_past else {}
-        previous = self._cached()
+        previous = {serial: block for serial, block, _ in self._cached()}
         self._output = None
         inputs = make_inputs(
             self._model,
@@ -216,25 +254,24 @@ class _Runs:
         self._mode.start()
         self._output = self._model(**inputs, **carried, **self._options)
         self._num_past += num_tokens
-        return _figures(self._mode.log, kept=self._cached(), previous=previous)
+        return self.figures(previous)
 
-    def cache_bytes(self) -> tuple[dict[int, int], int]:
-        """Return the cache's bytes by block after the last forward, and what its storages take on top."""
-        views: dict[tuple[object, ...], tuple[int, int]] = {}
-        storages: dict[int, int] = {}
-        called = [*self._mode.log.num_calls, 0]
-        for tensor in self._cache_tensors():
-            key = storage_key(tensor)
-            note = self._mode.note(tensor)
-            # What no block fills, such as the state of a position counter, goes with the first one.
-            block = called[0] if note is None or note.filled_in is None else note.filled_in
-            storages[key] = tensor.untyped_storage().nbytes()
-            view = (key, tensor.storage_offset(), tensor.shape, tensor.stride())
-            views[view] = (block, tensor.nbytes)
+    def figures(self, previous: Mapping[int, int] | None = None) -> ForwardFigures:
+        """Return what was seen of the last forward, even if it failed.
+
+        Args:
+            previous: Serial numbers of the storages that the cache held before it, with their blocks.
+        """
+        kept = {serial: block for serial, block, _ in self._cached()}
+        cache = CacheHold(block_of={**(previous or {}), **kept}, num_bytes=self.kv_bytes())
+        return _figures(self._mode.log, cache)
+
+    def kv_bytes(self) -> dict[int, int]:
+        """Return the bytes of the cache's tensors after the last forward, by block."""
         kv_bytes: dict[int, int] = defaultdict(int)
-        for block, num_bytes in views.values():
+        for _, block, num_bytes in self._cached():
             kv_bytes[block] += num_bytes
-        return dict(kv_bytes), max(0, sum(storages.values()) - sum(kv_bytes.values()))
+        return dict(kv_bytes)
 
     def _carried(self) -> dict[str, object]:
         """Return what the next forward takes over from the last one: the cache, and the encoder's output."""
@@ -245,29 +282,46 @@ class _Runs:
         if is_encoder_decoder(self._model):
             hidden = getattr(self._output, "encoder_last_hidden_state", None)
             carried["encoder_outputs"] = BaseModelOutput(last_hidden_state=hidden)
+        if self._attempt.layout is not None and accepts(self._model, "image_encoder_embeddings"):
+            images = getattr(self._output, "image_outputs", None)
+            carried["image_encoder_embeddings"] = getattr(images, "last_hidden_state", None)
         return carried
 
-    def _cache_tensors(self) -> tuple[torch.Tensor, ...]:
+    def _cached(self) -> list[tuple[int, int, int]]:
+        """Return for each tensor of the cache its storage's serial number, its block and its bytes.
+
+        Views that differ count each; what no block fills, such as the state of a position counter, goes with
+        the first block that was called.
+        """
         found = find_cache(self._output)
-        return () if found is None else cache_tensors(found[1])
+        # Of a forward that was stopped before it returned, the cache is known from a call of a block.
+        cache = self._mode.cache if self._output is None else found and found[1]
+        first_called = next(iter(self._mode.log.num_calls), 0)
+        views: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        for tensor in () if cache is None else cache_tensors(cache):
+            note = self._mode.note(tensor)
+            if note is not None:
+                view = (note.serial, tensor.storage_offset(), tensor.shape, tensor.stride())
+                block = first_called if note.filled_in is None else note.filled_in
+                views[view] = (note.serial, block, tensor.nbytes)
+        return list(views.values())
 
-    def _cached(self) -> frozenset[int]:
-        notes = [self._mode.note(tensor) for tensor in self._cache_tensors()]
-        return frozenset(note.serial for note in notes if note is not None)
 
-
-def _figures(log: ForwardLog, *, kept: frozenset[int], previous: frozenset[int]) -> ForwardFigures:
+def _figures(log: ForwardLog, cache: CacheHold) -> ForwardFigures:
     handed: dict[tuple[int, int], int] = defaultdict(int)
     for target, inputs in log.inputs.items():
         for num_bytes, producers in inputs.values():
             for source in producers:
                 handed[source, target] += num_bytes
+    seen = moments(log.events, cache)
+    extremes = peaks(seen, uncalled=log.first_read.keys() - log.num_calls.keys())
     return ForwardFigures(
+        moments=seen,
         flops=log.flops,
-        activation_bytes=call_peaks(log.events, kept=kept, previous=previous),
+        activation_bytes=dict(extremes.by_block),
         output_bytes=log.output_bytes,
         handed_bytes=dict(handed),
-        outside_bytes=outside_peak(log.events, cached=kept | previous),
+        least_bytes=extremes.least_bytes,
         num_calls=log.num_calls,
         first_call=log.first_call,
         first_read=log.first_read,

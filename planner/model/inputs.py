@@ -1,21 +1,30 @@
-"""Inputs of a forward, as meta tensors: which arguments a model takes and in what shapes.
+"""Inputs of a forward: which arguments a model takes and in what shapes.
 
-Owns the knowledge of modalities. A model whose inputs are not known here is not traced.
+Owns the main inputs and the ids among them, which are real: models branch on them. Everything else is on
+meta. A model whose inputs are not known here is not traced.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+from bayplan.planner.model.modalities import (
+    Layout,
+    accepts,
+    image_shape,
+    layout_inputs,
+    layouts,
+    modalities,
+    token_id,
+)
 
-# Images of convolutional models, whose config names no size because they take any: that of ImageNet.
-_DEFAULT_IMAGE_PIXELS = 224
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class UnknownInputsError(ValueError):
@@ -28,27 +37,18 @@ class Attempt:
 
     has_mask: bool
     """Pass an attention mask, as a batch of unequal prompts needs one."""
-    every_modality: bool = False
+    layout: Layout | None = None
     """Pass images or sound besides the text."""
-    meta_factories: bool = False
-    """Let tensors that the model makes without naming a device be meta tensors too."""
+    num_placeholders: int = 0
+    """Positions at the end of each sequence that the images or the sound take."""
 
 
-def attempts(batch: int) -> tuple[Attempt, ...]:
-    """Return the ways to call a model, best first: as `generate()` would, then what more models accept."""
-    masks = (True, False) if batch > 1 else (False,)
-    return (
-        *(Attempt(has_mask=has_mask) for has_mask in masks),
-        Attempt(has_mask=False, every_modality=True),
-        Attempt(has_mask=False, meta_factories=True),
-        Attempt(has_mask=True, meta_factories=True),
-        Attempt(has_mask=False, every_modality=True, meta_factories=True),
-    )
-
-
-def accepts(model: PreTrainedModel, name: str) -> bool:
-    """Return whether the model's forward has an argument of this name."""
-    return name in inspect.signature(model.forward).parameters
+def attempts(model: PreTrainedModel, batch: int) -> Iterator[Attempt]:
+    """Yield the ways to call a model, best first: as `generate()` would, then what more models accept."""
+    masks = (True, False) if batch > 1 else (False, True)
+    yield from (Attempt(has_mask=has_mask) for has_mask in masks)
+    for modality in modalities(model):
+        yield from (Attempt(has_mask=masks[0], layout=layout) for layout in layouts(model, modality, batch))
 
 
 def is_encoder_decoder(model: PreTrainedModel) -> bool:
@@ -76,7 +76,7 @@ def make_inputs(
         encoder_context: Positions of the encoder.
 
     Returns:
-        Meta tensors by argument.
+        Ids and masks with values, all else on meta, by argument.
 
     Raises:
         UnknownInputsError: The main input is of a kind, or of a size, that the config does not tell.
@@ -85,23 +85,35 @@ def make_inputs(
     main = str(model.main_input_name)
     num_main = num_tokens
     if is_encoder_decoder(model):
-        inputs["decoder_input_ids"] = _ids(batch, num_tokens)
+        inputs["decoder_input_ids"] = _ids(model.config, batch, num_tokens)
         num_main = encoder_context or num_tokens
     if num_past == 0 or not is_encoder_decoder(model):
         inputs[main] = _input(main, model.config, batch, num_main)
     if attempt.has_mask and main in ("input_ids", "inputs_embeds") and accepts(model, "attention_mask"):
         num_masked = num_main if is_encoder_decoder(model) else num_past + num_tokens
-        inputs["attention_mask"] = _ids(batch, num_masked)
-    if attempt.every_modality:
-        for name in ("input_ids", *_SHAPES):
-            if name not in inputs and accepts(model, name):
-                inputs[name] = _input(name, model.config, batch, num_main)
+        inputs["attention_mask"] = _mask(
+            batch, num_masked, num_padded=min(1, num_masked - attempt.num_placeholders)
+        )
+    if attempt.layout is not None:
+        if num_past == 0 and "input_ids" in inputs:
+            placeholder = token_id(model.config, attempt.layout.modality)
+            if placeholder is not None:
+                first = num_main - attempt.num_placeholders
+                inputs["input_ids"][:, first:] = placeholder
+        inputs |= layout_inputs(
+            model,
+            attempt.layout,
+            batch=batch,
+            num_tokens=num_main,
+            num_placeholders=attempt.num_placeholders,
+            is_first=num_past == 0,
+        )
     return inputs
 
 
 def _input(name: str, config: PreTrainedConfig, batch: int, num_positions: int) -> torch.Tensor:
-    if name in ("input_ids", "attention_mask"):
-        return _ids(batch, num_positions)
+    if name == "input_ids":
+        return _ids(config, batch, num_positions)
     if name not in _SHAPES:
         raise UnknownInputsError(f"the shape of its input {name} is not known")
     shape = _SHAPES[name](config, num_positions)
@@ -111,8 +123,30 @@ def _input(name: str, config: PreTrainedConfig, batch: int, num_positions: int) 
     return torch.empty((batch, *shape), dtype=dtype, device="meta")
 
 
-def _ids(batch: int, num_positions: int) -> torch.Tensor:
-    return torch.empty((batch, num_positions), dtype=torch.int64, device="meta")
+def _ids(config: PreTrainedConfig, batch: int, num_positions: int) -> torch.Tensor:
+    """Return ids of ordinary words: padding, ends and placeholders would be seen as such.
+
+    The last is the end of the text, which classifiers such as BART's look for.
+    """
+    text = config.get_text_config()
+    fields = {**vars(text), **vars(config)}
+    special: set[object] = set()
+    for name, value in fields.items():
+        if "token" in name:
+            special.update(value if isinstance(value, list) else [value])
+    word = next(number for number in range(len(special) + 1) if number not in special)
+    ids = torch.full((batch, num_positions), word, dtype=torch.int64)
+    if config.is_encoder_decoder and isinstance(text.eos_token_id, int) and num_positions > 1:
+        ids[:, -1] = text.eos_token_id
+    return ids
+
+
+def _mask(batch: int, num_positions: int, *, num_padded: int) -> torch.Tensor:
+    """Return the mask of prompts of unequal length, padded on the left."""
+    mask = torch.ones((batch, num_positions), dtype=torch.int64)
+    if batch > 1 and num_positions > 1:
+        mask[-1, :num_padded] = 0
+    return mask
 
 
 def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
@@ -122,17 +156,7 @@ def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
 
 
 def _image_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:
-    """Return `[channels, height, width]`, with the frames before it for video."""
-    vision = _part(config, "vision_config")
-    size = getattr(vision, "image_size", _DEFAULT_IMAGE_PIXELS)
-    if isinstance(size, dict):
-        size = (size.get("height"), size.get("width"))
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
-    if not (isinstance(height, int) and isinstance(width, int)):
-        return None
-    image = (int(getattr(vision, "num_channels", 3)), height, width)
-    num_frames = getattr(vision, "num_frames", None)
-    return image if num_frames is None else (int(num_frames), *image)
+    return image_shape(config)
 
 
 def _spectrogram_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:

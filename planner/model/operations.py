@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 
-def run_operation(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def run_on_meta(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Run one operation; on meta tensors also those that torch refuses there and allows on real ones."""
     if func is _aten._grouped_mm.default:
         left, right = args[:2]
@@ -66,11 +66,16 @@ _EXTRA_FORMULAS: dict[object, Callable[..., int]] = {
 }
 
 
-class FusedAttentionMode(TorchFunctionMode):
-    """Sends attention on meta tensors where real tensors would go.
+# These make real tensors below the level at which operations are seen.
+_LITERALS: tuple[Callable[..., object], ...] = (torch.tensor, torch.as_tensor, torch.asarray)
 
-    On meta tensors torch takes the plain formula, which holds the whole score matrix; on real ones it takes a
-    fused kernel that holds none, for shapes that the kernel can do.
+
+class RealPathMode(TorchFunctionMode):
+    """Sends calls on meta tensors where real ones would go.
+
+    On meta tensors torch takes the plain formula of attention, which holds the whole score matrix; on real
+    ones it takes a fused kernel that holds none, for shapes that the kernel can do. Numbers that a model
+    writes down keep their values.
     """
 
     def __torch_function__(
@@ -83,6 +88,12 @@ class FusedAttentionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **kwargs)  # type: ignore[arg-type]
+        if func in _LITERALS and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
+            return func(*args, **{**kwargs, "device": "cpu"})
+        if func is torch.Tensor.new_tensor and not isinstance(args[1], torch.Tensor):
+            like = args[0]
+            assert isinstance(like, torch.Tensor)
+            return torch.tensor(args[1], dtype=kwargs.get("dtype") or like.dtype)  # type: ignore[arg-type]
         return func(*args, **kwargs)
 
 
@@ -97,7 +108,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Run `scaled_dot_product_attention` as on real tensors; shapes `[batch, heads, positions, dim]`."""
-    if not (query.is_meta and _has_fused_kernel(query, key, value, dropout_p)):
+    if not (query.is_meta and _has_fused_kernel(query, key, value, dropout_p, enable_gqa)):
         return torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
@@ -118,12 +129,17 @@ def _attention(
 
 
 def _has_fused_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_probability: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_probability: float,
+    is_grouped: bool,
 ) -> bool:
     """Return whether torch has one for these shapes: the choice of `torch._fused_sdp_choice` on the CPU."""
     return (
         query.dim() == key.dim() == value.dim() == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
+        and (is_grouped or query.shape[1] == key.shape[1] == value.shape[1])
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         and dropout_probability == 0.0

@@ -5,47 +5,47 @@ Reader: builds the model on meta and hands on plain structs. Never opens a tenso
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 import torch
 import transformers
 
+from bayplan.planner.model.facts import Obstacle, ReadModel
+from bayplan.planner.model.fit import Fit, fit_checkpoint
+from bayplan.planner.model.library import Library
+from bayplan.planner.model.library_inputs import LibraryInputs
+from bayplan.planner.model.library_model import build_library_model
+from bayplan.planner.model.listing import listing_warnings
+from bayplan.planner.model.scheme import model_scheme
 from bayplan.planner.model.source import ModelSource, Progress, open_source
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
 from bayplan.planner.name_rules import folded_names
 from bayplan.planner.options import PlanOptions
-from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.planner.stored_form import FLOATS, parse_format
+from bayplan.schemas.errors import UsageError
 from bayplan.schemas.graph import ModelGraph
-from bayplan.schemas.plan import CAST_SCRATCH_BYTES, GAP_SCRATCH_BYTES, Checkpoint, Model, Workload
-from bayplan.schemas.types import FloatFormat, Fqn
+from bayplan.schemas.plan import Checkpoint, Model
+from bayplan.schemas.quantization import Scheme
+from bayplan.schemas.quantization_values import QuantizationError
+from bayplan.schemas.types import FloatFormat
 from bayplan.skeleton.build import build_factory, build_model
-from bayplan.skeleton.checkpoint_names import CheckpointNames, match_names
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
 from bayplan.skeleton.formats import short_dtype, torch_dtype
-
-FORMATS: dict[str, FloatFormat] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp64"}
-"""Formats that a user may ask for."""
-
-_SHOWN = 5
-
-
-class ReadModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as planned for."""
-
-    graph: ModelGraph
-    model: Model
-    workload: Workload
-    dtype: FloatFormat
-    sources: dict[Fqn, str]
-    """Tensor of the model -> its name in the checkpoint; empty without headers."""
-    scratch_bytes: int
-    warnings: tuple[str, ...]
+from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
 
 
 class _Built(msgspec.Struct, frozen=True, kw_only=True):
     module: torch.nn.Module
     config: transformers.PretrainedConfig | None
     dtype: FloatFormat
+    version: str
+    """Of the library that made the module."""
+    inputs: LibraryInputs | None = None
+    warnings: tuple[str, ...] = ()
+    in_bf16: torch.nn.Module | None = None
+    """The same once more: in an fp32 model, what is in fp32 whatever the rest is in looks like the rest."""
 
 
 def read_model(name: str, options: PlanOptions, progress: Progress | None = None) -> ReadModel:
@@ -59,7 +59,19 @@ def read_model(name: str, options: PlanOptions, progress: Progress | None = None
     Raises:
         BayplanError: The source cannot be read, the class not be built, or the checkpoint does not fit it.
     """
-    source = open_source(name, options, progress)
+    return read_source(open_source(name, options, progress), options)
+
+
+def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
+    """Return what the planner needs of a model whose config and headers are found.
+
+    Args:
+        source: From `open_source`, with the same options.
+        options: Class, format and workload.
+
+    Raises:
+        BayplanError: The class cannot be built, or the checkpoint does not fit it.
+    """
     built = _build(source, options)
     workload, warnings = make_workload(
         built.config,
@@ -69,69 +81,111 @@ def read_model(name: str, options: PlanOptions, progress: Progress | None = None
         prefill_chunk=options.prefill_chunk,
         dtype=built.dtype,
     )
-    graph = trace_model(built.module, workload, no_split=options.no_split)
-    names = _match(source, built.module)
-    if built.config is not None and quantization_method(built.config) is not None:
-        method = quantization_method(built.config)
-        warnings = (
-            *warnings,
-            f"planned in {built.dtype}: the config's own quantization ({method}) is not read",
-        )
+    graph = msgspec.structs.replace(
+        trace_model(built.module, workload, no_split=options.no_split, inputs=built.inputs),
+        kept_fp32=kept_in_fp32(built.module, built.in_bf16),
+        unquantized=unquantized_weights(built.module),
+    )
+    scheme, obstacle = _scheme(source, built)
+    is_quantized = built.config is not None and quantization_method(built.config) is not None
+    fit = fit_checkpoint(source, built.module, graph, is_quantized=is_quantized)
+    obstacle = obstacle or fit.obstacle
+    warnings = (*source.warnings, *warnings, *built.warnings)
+    if source.listing is not None and not is_quantized:
+        warnings = (*warnings, *listing_warnings(source.listing, built.module))
     if not graph.traced:
         warnings = (*warnings, f"the order of blocks is the module tree's: {graph.trace_note}")
+    if obstacle is not None:
+        warnings = (*warnings, f"cannot be planned for: {obstacle.error()}")
     return ReadModel(
         graph=graph,
-        model=_identity(source, built, graph, options, names),
+        model=_identity(source, built, graph, options, fit),
         workload=workload,
         dtype=built.dtype,
-        sources={target: found[0] for target, found in names.sources.items()} if names else {},
-        scratch_bytes=_scratch_bytes(source, graph, names),
-        warnings=(*warnings, *_name_warnings(names)),
+        sources=fit.sources,
+        scratch_bytes=fit.scratch_bytes,
+        warnings=(*warnings, *fit.warnings),
+        scheme=scheme,
+        stored=None if fit.stored is None else fit.stored.blocks,
+        stored_dtypes={} if fit.stored is None else fit.stored.dtypes,
+        obstacle=obstacle,
     )
 
 
+def _scheme(source: ModelSource, built: _Built) -> tuple[Scheme | None, Obstacle | None]:
+    """Return how the checkpoint is quantized, or why that cannot be told."""
+    if built.config is None:
+        return None, None
+    try:
+        return model_scheme(built.config, built.module, dtype=built.dtype, where=source.label), None
+    except QuantizationError as error:
+        return None, Obstacle.of(error)
+
+
 def _build(source: ModelSource, options: PlanOptions) -> _Built:
-    if options.format is not None and options.format not in FORMATS:
-        raise UsageError(
-            "unknown format",
-            where="--format",
-            got=repr(options.format),
-            needed=f"one of {', '.join(FORMATS)}",
-        )
+    asked = None if options.format is None else parse_format(options.format, where="--format")
     if source.factory is not None:
         if options.format is not None:
             raise UsageError("a factory chooses its own data types", where="--format")
         module = build_factory(source.factory)
-        return _Built(module=module, config=None, dtype=_own_dtype(module))
+        version = torch.__version__.partition("+")[0]
+        return _Built(module=module, config=None, dtype=_own_dtype(module), version=version)
+    if source.library is not Library.TRANSFORMERS:
+        made = build_library_model(source, options, _asked_dtype(asked))
+        return _Built(
+            module=made.module,
+            config=None,
+            dtype=_float_format(made.dtype),
+            version=made.version,
+            inputs=made.inputs,
+        )
     assert source.config_path is not None, "only a factory has no config"
     config = load_config(source.config_path, trust_remote_code=options.trust_remote_code)
     folder = source.config_path.parent
     model_class = choose_class(
         config, name=options.class_name, folder=folder, trust_remote_code=options.trust_remote_code
     )
-    dtype = (
-        torch_dtype(FORMATS[options.format])
-        if options.format is not None
-        else choose_dtype(config, source.first_shard_dtypes())
-    )
-    method = quantization_method(config)
-    if method is not None and source.headers:
-        raise BayplanError(
-            "the checkpoint is quantized, which this version does not read",
-            where=source.label,
-            got=f"quantization method {method}",
-            needed="weights in floating point",
-            hint="plan for the unquantized checkpoint of the same model",
+    dtype, warnings = _choose_dtype(source, config, asked)
+
+    def build(dtype: torch.dtype) -> torch.nn.Module:
+        return build_model(
+            config, model_class, dtype, folder=folder, trust_remote_code=options.trust_remote_code
         )
-    module = build_model(
-        config, model_class, dtype, folder=folder, trust_remote_code=options.trust_remote_code
+
+    return _Built(
+        module=build(dtype),
+        config=config,
+        dtype=_float_format(dtype),
+        version=transformers.__version__,
+        warnings=warnings,
+        in_bf16=build(torch.bfloat16) if dtype is torch.float32 else None,
     )
-    return _Built(module=module, config=config, dtype=_float_format(dtype))
+
+
+def _asked_dtype(asked: str | None) -> torch.dtype | None:
+    """Return the plain data type that is asked for; None: none is, or a quantized format."""
+    return torch_dtype(asked) if asked is not None and asked in FLOATS else None
+
+
+def _choose_dtype(
+    source: ModelSource, config: transformers.PretrainedConfig, asked: str | None
+) -> tuple[torch.dtype, tuple[str, ...]]:
+    """Return the data type to build in: that of what is not quantized, and of all products."""
+    dtype = _asked_dtype(asked)
+    if dtype is not None:
+        return dtype, ()
+    is_quantized = quantization_method(config) is not None
+    if is_quantized and config.dtype is None and not source.headers:
+        return torch.bfloat16, (
+            "computed in bf16: the config names no data type, and quantized weights are made from that one",
+        )
+    return choose_dtype(config, source.first_shard_dtypes()), ()
 
 
 def _float_format(dtype: torch.dtype) -> FloatFormat:
-    formats: dict[str, FloatFormat] = {**FORMATS, "fp64": "fp64"}
-    return formats[short_dtype(dtype)]
+    name = short_dtype(dtype)
+    assert name in FLOATS, f"no model is built in {name}"
+    return cast(FloatFormat, name)
 
 
 def _own_dtype(module: torch.nn.Module) -> FloatFormat:
@@ -139,95 +193,36 @@ def _own_dtype(module: torch.nn.Module) -> FloatFormat:
     return _float_format(dtypes[0]) if dtypes else "fp32"
 
 
-def _match(source: ModelSource, module: torch.nn.Module) -> CheckpointNames | None:
-    """Return how the checkpoint's names and shapes meet the model's, or None without headers."""
-    if not source.headers:
-        return None
-    entries = {entry.fqn: entry for header in source.headers.values() for entry in header.tensors}
-    names = match_names(module, entries)
-    if names.missing:
-        shown = ", ".join(names.missing[:_SHOWN]) + (", ..." if len(names.missing) > _SHOWN else "")
-        raise BayplanError(
-            "the checkpoint lacks parameters of the model",
-            where=source.label,
-            got=f"no tensor for {len(names.missing)} of them: {shown}",
-            needed=f"every parameter of {type(module).__name__}",
-            hint="another --class may fit, or a file is missing; what the class would compute itself,"
-            " such as sinusoidal positions, must be in the checkpoint for this version",
-        )
-    state = module.state_dict(keep_vars=True)
-    misfits = []
-    for target, (name, *_) in names.sources.items():
-        wanted, found = state[target], entries[name]
-        if tuple(found.shape) != tuple(wanted.shape) or not _is_castable(found.dtype, wanted.dtype):
-            misfits.append(
-                f"{name} is {found.dtype} {list(found.shape)},"
-                f" {target} needs {short_dtype(wanted.dtype)} {list(wanted.shape)}"
-            )
-    if misfits:
-        raise BayplanError(
-            "tensors of the checkpoint do not fit the model",
-            where=source.label,
-            got="; ".join(misfits[:_SHOWN]) + (f"; {len(misfits)} in all" if len(misfits) > _SHOWN else ""),
-            hint="the config belongs to another checkpoint, or a shard does",
-        )
-    return names
-
-
-def _is_castable(stored: str, wanted: torch.dtype) -> bool:
-    """Return whether the executor can make one data type of the other: only precision may be lost."""
-    found = torch_dtype(stored)
-    return found == wanted or (found.is_floating_point and wanted.is_floating_point)
-
-
 def _identity(
     source: ModelSource,
     built: _Built,
     graph: ModelGraph,
     options: PlanOptions,
-    names: CheckpointNames | None,
+    fit: Fit,
 ) -> Model:
-    is_transformers = built.config is not None
-    unused = (*names.unexpected, *names.ignored) if names is not None else ()
     return Model(
         source=source.source,
         revision=source.revision,
         class_name=graph.class_name,
-        library="transformers" if is_transformers else "torch",
-        library_version=transformers.__version__ if is_transformers else torch.__version__.partition("+")[0],
+        library=source.library.value,
+        library_version=built.version,
         trust_remote_code=options.trust_remote_code,
         config_digest=source.config_digest,
         attn_implementation=_implementation(built.module, "_attn_implementation"),
         experts_implementation=_implementation(built.module, "_experts_implementation"),
         dtype=built.dtype,
+        quantization=None if built.config is None else quantization_method(built.config),
         tree_digest=graph.tree_digest,
         num_params=graph.num_params,
         generates=graph.generates,
         traced=graph.traced,
         trace_note=graph.trace_note,
-        checkpoint=Checkpoint(shards=source.shards, unused=folded_names(unused)) if source.shards else None,
+        checkpoint=Checkpoint(shards=source.shards, unused=folded_names(fit.unused))
+        if source.shards
+        else None,
     )
 
 
 def _implementation(module: torch.nn.Module, attribute: str) -> str | None:
     value = getattr(getattr(module, "config", None), attribute, None)
     return value if isinstance(value, str) else None
-
-
-def _scratch_bytes(source: ModelSource, graph: ModelGraph, names: CheckpointNames | None) -> int:
-    """Return the reader's scratch; without headers a cast must be reckoned with."""
-    if names is None:
-        return GAP_SCRATCH_BYTES + CAST_SCRATCH_BYTES
-    stored = {entry.fqn: entry.dtype for header in source.headers.values() for entry in header.tensors}
-    bound = {tensor.fqn: tensor.dtype for block in graph.blocks for tensor in block.tensors}
-    casts = any(
-        fqn in names.sources and stored[names.sources[fqn][0]] != dtype for fqn, dtype in bound.items()
-    )
-    return GAP_SCRATCH_BYTES + (CAST_SCRATCH_BYTES if casts else 0)
-
-
-def _name_warnings(names: CheckpointNames | None) -> tuple[str, ...]:
-    """Return what the plan itself does not say; tensors without a place are in it."""
-    if names is None or not names.default_buffers:
-        return ()
-    return (f"computed, since the checkpoint lacks them: {', '.join(names.default_buffers[:_SHOWN])}",)

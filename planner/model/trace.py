@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 from transformers import PreTrainedModel
 
 from bayplan.planner.model.activity import TraceTooLongError
-from bayplan.planner.model.blocks import BlockSpec, partition
-from bayplan.planner.model.extrapolate import observe_extrapolated
-from bayplan.planner.model.forwards import ForwardFigures, Observation, can_generate, observe
+from bayplan.planner.model.block_tensors import BlockTensors
+from bayplan.planner.model.blocks import BlockSpec, declared_no_split, partition
+from bayplan.planner.model.extrapolate import observe_any_length
+from bayplan.planner.model.forwards import (
+    MODEL_ERRORS,
+    ForwardFigures,
+    Observation,
+    TowerForward,
+    can_generate,
+    observe_module,
+)
 from bayplan.planner.model.inputs import attempts
+from bayplan.planner.model.towers import observe_towers
 from bayplan.planner.model.untraced import guess_figures
 from bayplan.planner.model.workload import max_context
-from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
+from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, Work
 from bayplan.schemas.types import Reason
-from bayplan.skeleton.tree import tensor_records, tie_groups, tree_digest
+from bayplan.skeleton.tree import tree_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,29 +41,25 @@ if TYPE_CHECKING:
 
     from bayplan.schemas.plan import Workload
 
-# What the code of a model raises when it meets a tensor without values, or inputs that it was not made for.
-_MODEL_ERRORS = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 _MAX_NOTE_CHARS = 160
 # Addresses and paths would make the same plan other bytes on another machine.
 _MACHINE_BOUND = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])/[\w.-]+(?:/[\w.-]+)+")
 
 
-def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str] = ()) -> ModelGraph:
+MakeInputs = Callable[[int], Mapping[str, object]]
+"""From a batch size to the keyword arguments of a forward; under an empty key a tuple of positional ones."""
+
+
+def trace_model(
+    model: nn.Module, workload: Workload, *, no_split: Iterable[str] = (), inputs: MakeInputs | None = None
+) -> ModelGraph:
     """Return the graph of a model, from forwards on meta tensors where they can be run.
 
     Args:
         model: Parameters on meta, in eval mode. Its tensors are left as they were.
         workload: Batch and lengths that the figures are for.
         no_split: Class names that the user declares indivisible, instead of the model's own choice.
+        inputs: Makes the inputs of a module that is no transformers model; None: they are not known.
 
     Returns: Blocks in the order of their first call. If no forward could be traced, the order is that of the
         module tree, `traced` is false and `trace_note` says why.
@@ -62,8 +69,8 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
         DtypeError: A tensor has a dtype that no checkpoint holds.
     """
     blocks = partition(model, no_split=no_split)
-    observation, note = _observe_any(model, blocks, workload)
-    tensors = _Tensors.of(model, blocks)
+    observation, note = _observe_any(model, blocks, workload, inputs)
+    tensors = BlockTensors.of(model, blocks)
     order = tuple(range(len(blocks))) if observation is None else _running_order(blocks, observation)
     listed = tensors.listed(order)
     if observation is None:
@@ -86,7 +93,7 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
     else:
         graph_blocks = tuple(_observed_block(index, blocks, listed, tensors, observation) for index in order)
         edges = _edges(order, blocks, observation)
-        base = _base_bytes(observation, has_encoder=workload.encoder_context is not None)
+        base = _base_bytes(observation)
     return ModelGraph(
         class_name=type(model).__name__,
         blocks=graph_blocks,
@@ -99,26 +106,33 @@ def trace_model(model: nn.Module, workload: Workload, *, no_split: Iterable[str]
         traced=observation is not None,
         trace_note=note,
         base_activation_bytes=base,
+        declared_no_split=declared_no_split(model),
     )
 
 
 def _observe_any(
-    model: nn.Module, blocks: Sequence[BlockSpec], workload: Workload
+    model: nn.Module, blocks: Sequence[BlockSpec], workload: Workload, inputs: MakeInputs | None
 ) -> tuple[Observation | None, str]:
     """Return what the first way to call the model shows, or None and why the very first did not."""
     if not isinstance(model, PreTrainedModel):
-        return None, "the inputs of a module that is no transformers model are not known"
-    note = ""
-    for attempt in attempts(workload.batch):
+        if inputs is None:
+            return None, "the inputs of a module that is no transformers model are not known"
         try:
-            try:
-                return observe(model, blocks, workload, attempt), ""
-            except TraceTooLongError:
-                return observe_extrapolated(model, blocks, workload, attempt), ""
+            return observe_module(model, blocks, inputs(workload.batch)), ""
+        except MODEL_ERRORS as error:
+            return None, _one_line(error)
+    note = ""
+    for attempt in attempts(model, workload.batch):
+        try:
+            observation = observe_any_length(model, blocks, workload, attempt)
         except TraceTooLongError as error:
             return None, str(error)  # No other inputs make it shorter.
-        except _MODEL_ERRORS as error:
+        except MODEL_ERRORS as error:
             note = note or _one_line(error)
+            continue
+        called = {index for figures in _all_figures(observation) for index in figures.num_calls}
+        towers = observe_towers(model, blocks, workload, attempt, called)
+        return dataclasses.replace(observation, towers=towers), ""
     return None, note
 
 
@@ -130,77 +144,39 @@ def _one_line(error: Exception) -> str:
     return f"a forward on meta tensors fails with {type(error).__name__}: {text}"
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Tensors:
-    """The tensors of all blocks and which of them are one."""
-
-    by_block: list[list[TensorRecord]]
-    ties: tuple[TiedGroup, ...]
-    tied_params: frozenset[str]
-    num_params: int
-    group_of: dict[str, int]
-
-    @classmethod
-    def of(cls, model: nn.Module, blocks: Sequence[BlockSpec]) -> _Tensors:
-        block_of = {fqn: index for index, block in enumerate(blocks) for fqn in block.fqns}
-        records = {record.fqn: record for record in tensor_records(model)}
-        by_block: list[list[TensorRecord]] = [[] for _ in blocks]
-        for record in records.values():
-            by_block[block_of[record.fqn]].append(record)
-        groups = tie_groups(model)
-        group_of = {fqn: number for number, fqns in enumerate(groups) for fqn in fqns}
-        firsts = {fqns[0] for fqns in groups}
-        return cls(
-            by_block=by_block,
-            ties=tuple(TiedGroup(fqns=fqns, num_bytes=records[fqns[0]].num_bytes) for fqns in groups),
-            tied_params=frozenset(fqn for fqn in group_of if not records[fqn].is_buffer),
-            num_params=sum(
-                _num_elements(record)
-                for record in records.values()
-                if not record.is_buffer and (record.fqn not in group_of or record.fqn in firsts)
-            ),
-            group_of=group_of,
-        )
-
-    def listed(self, order: Iterable[int]) -> dict[int, tuple[TensorRecord, ...]]:
-        """Return the tensors that each block lists: of a tied group only the first in `order`."""
-        seen: set[int] = set()
-        listed: dict[int, tuple[TensorRecord, ...]] = {}
-        for index in order:
-            records = []
-            for record in self.by_block[index]:
-                group = self.group_of.get(record.fqn)
-                if group is None or group not in seen:
-                    records.append(record)
-                if group is not None:
-                    seen.add(group)
-            listed[index] = tuple(records)
-        return listed
-
-
-def _num_elements(record: TensorRecord) -> int:
-    count = 1
-    for size in record.shape:
-        count *= size
-    return count
-
-
 def _running_order(blocks: Sequence[BlockSpec], observation: Observation) -> tuple[int, ...]:
     """Return block indices by first call, or by first read for what is never called.
 
-    A block that is neither stays behind its neighbour in the tree.
+    What only images or sound call comes before the first block that follows it there. A block that nothing
+    calls or reads stays behind its neighbour in the tree.
     """
-    first = observation.filled or observation.prefill
-    places: list[tuple[int, int]] = []
-    place = -1
+    order = _sequence(observation.filled or observation.prefill)
+    for tower in observation.towers:
+        known = set(order)
+        waiting: list[int] = []
+        last = -1
+        for index in _sequence(tower.figures):
+            if index not in known:
+                waiting.append(index)
+                continue
+            last = order.index(index)
+            order[last:last] = waiting
+            last += len(waiting)
+            waiting.clear()
+        order[last + 1 : last + 1] = waiting
     for index in range(len(blocks)):
-        read = first.first_read.get(index, place)
-        place = first.first_call.get(index, read)
-        places.append((place, index))
-    return tuple(index for _, index in sorted(places))
+        if index not in order:
+            place = order.index(index - 1) + 1 if index else 0
+            order.insert(place, index)
+    return tuple(order)
 
 
-def _static_reason(index: int, blocks: Sequence[BlockSpec], tensors: _Tensors) -> Reason | None:
+def _sequence(figures: ForwardFigures) -> list[int]:
+    places = figures.first_read | figures.first_call
+    return sorted(places, key=lambda index: (places[index], index))
+
+
+def _static_reason(index: int, blocks: Sequence[BlockSpec], tensors: BlockTensors) -> Reason | None:
     """Return the reason not to stream a block that is known without a forward."""
     if tensors.tied_params.intersection(blocks[index].fqns):
         return Reason.TIED
@@ -208,7 +184,7 @@ def _static_reason(index: int, blocks: Sequence[BlockSpec], tensors: _Tensors) -
 
 
 def _observed_reason(
-    index: int, blocks: Sequence[BlockSpec], tensors: _Tensors, observation: Observation
+    index: int, blocks: Sequence[BlockSpec], tensors: BlockTensors, observation: Observation
 ) -> Reason | None:
     forwards = _all_figures(observation)
     reason = _static_reason(index, blocks, tensors)
@@ -219,41 +195,79 @@ def _observed_reason(
     num_calls = max(one.num_calls.get(index, 0) for one in forwards)
     if num_calls != 1:
         return Reason.REPEATED if num_calls else Reason.NOT_CALLED
-    if index in observation.replaced_buffers or any(index in one.mutated for one in forwards):
+    if index in _replaced_buffers(observation) or any(index in one.mutated for one in forwards):
         return Reason.MUTATED
+    if not any(index in one.num_calls for one in _text_figures(observation)):
+        return Reason.CONDITIONAL
     return None
 
 
-def _all_figures(observation: Observation) -> list[ForwardFigures]:
+def _replaced_buffers(observation: Observation) -> frozenset[int]:
+    return observation.replaced_buffers.union(*(tower.replaced_buffers for tower in observation.towers))
+
+
+def _text_figures(observation: Observation) -> list[ForwardFigures]:
     figures = (observation.prefill, observation.decode, observation.filled)
     return [one for one in figures if one is not None]
+
+
+def _all_figures(observation: Observation) -> list[ForwardFigures]:
+    return [*_text_figures(observation), *(tower.figures for tower in observation.towers)]
 
 
 def _observed_block(
     index: int,
     blocks: Sequence[BlockSpec],
     listed: dict[int, tuple[TensorRecord, ...]],
-    tensors: _Tensors,
+    tensors: BlockTensors,
     observation: Observation,
 ) -> GraphBlock:
-    # An encoder runs when the cache is filled and not again.
-    once = observation.filled if index not in observation.prefill.num_calls else None
-    prefill = _work(index, once or observation.prefill)
+    base = _base_bytes(observation)
+    prefill = _prefill_work(index, observation, base)
     return _graph_block(
         blocks[index],
         listed[index],
         prefill,
-        prefill if observation.decode is None else _work(index, observation.decode),
-        kv_bytes=observation.kv_bytes.get(index, 0),
+        prefill if observation.decode is None else _work(index, observation.decode, base),
+        kv_bytes=_kv_bytes(index, observation),
         resident_reason=_observed_reason(index, blocks, tensors, observation),
         num_calls=max(figures.num_calls.get(index, 0) for figures in _all_figures(observation)),
     )
 
 
-def _work(index: int, figures: ForwardFigures) -> Work:
+def _prefill_work(index: int, observation: Observation, base_bytes: int) -> Work:
+    """Return what a prefill asks of a block: one with images where that is more, or the only one."""
+    # An encoder runs when the cache is filled and not again.
+    firsts = [one for one in (observation.prefill, observation.filled) if one is not None]
+    called = next((one for one in firsts if index in one.num_calls), None)
+    if called is None:
+        towers = [tower.figures for tower in observation.towers if index in tower.figures.num_calls]
+        return _work(index, towers[0] if towers else observation.prefill, base_bytes)
+    work = _work(index, called, base_bytes)
+    extra = max((_extra_bytes(index, tower, observation.prefill) for tower in observation.towers), default=0)
+    return msgspec.structs.replace(work, activation_bytes=work.activation_bytes + extra)
+
+
+def _extra_bytes(index: int, tower: TowerForward, text: ForwardFigures) -> int:
+    """Return what a block needs more in a prefill with images than in one of text."""
+    if not (tower.is_whole and tower.fits):
+        return 0
+    seen = index if index in tower.figures.activation_bytes else tower.last
+    more = tower.figures.activation_bytes[seen] - text.activation_bytes.get(seen, 0)
+    return max(0, more)
+
+
+def _kv_bytes(index: int, observation: Observation) -> int:
+    """Return the cache of a block, after a prefill with images where text leaves it none."""
+    if any(index in one.num_calls for one in _text_figures(observation)):
+        return observation.kv_bytes.get(index, 0)
+    return max((tower.kv_bytes.get(index, 0) for tower in observation.towers), default=0)
+
+
+def _work(index: int, figures: ForwardFigures, base_bytes: int) -> Work:
     return Work(
         flops=figures.flops.get(index, 0),
-        activation_bytes=figures.activation_bytes.get(index, 0),
+        activation_bytes=max(0, figures.activation_bytes.get(index, 0) - base_bytes),
         output_bytes=figures.output_bytes.get(index, 0),
     )
 
@@ -281,10 +295,12 @@ def _graph_block(
 
 
 def _edges(order: Sequence[int], blocks: Sequence[BlockSpec], observation: Observation) -> tuple[Edge, ...]:
-    """Return what blocks hand to others than their successor, in the order of the blocks that receive it."""
+    """Return what blocks hand to each other, in the order of the blocks that receive it."""
     first = observation.prefill.handed_bytes
     if observation.filled is not None:
         first = observation.filled.handed_bytes | first
+    for tower in observation.towers:
+        first = tower.figures.handed_bytes | first
     later = first if observation.decode is None else observation.decode.handed_bytes
     place = {index: number for number, index in enumerate(order)}
     pairs = sorted(first.keys() | later.keys(), key=lambda pair: (place[pair[1]], place[pair[0]]))
@@ -296,15 +312,9 @@ def _edges(order: Sequence[int], blocks: Sequence[BlockSpec], observation: Obser
             decode_bytes=later.get((source, target), 0),
         )
         for source, target in pairs
-        if place[source] + 1 != place[target]
     )
 
 
-def _base_bytes(observation: Observation, *, has_encoder: bool) -> int:
-    """Return the most bytes alive outside the blocks in any forward that a run makes.
-
-    The forward that fills the cache before the last chunk is longer than any, and a run has none like it, but
-    for the encoder, which works in it alone.
-    """
-    figures = [observation.prefill, observation.decode, observation.filled if has_encoder else None]
-    return max(one.outside_bytes for one in figures if one is not None) + observation.excess_cache_bytes
+def _base_bytes(observation: Observation) -> int:
+    """Return the bytes that are alive in every forward from the first block to the last."""
+    return min(one.least_bytes for one in _all_figures(observation))

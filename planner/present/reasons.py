@@ -19,6 +19,7 @@ REASON_TEXTS: Mapping[Reason, str] = MappingProxyType(
         Reason.USED_OUTSIDE: "another module reads its weights, so they must be there at all times",
         Reason.REPEATED: "called more than once in a forward",
         Reason.NOT_CALLED: "never called in the traced forward; its weights may still be read",
+        Reason.CONDITIONAL: "called only with images or sound, so no step can count on its turn",
         Reason.UNTRACED: "no forward could be traced, so its weights may be read at any time",
         Reason.OWN_TENSORS: "tensors that a split module holds itself; no call brings them in",
         Reason.MUTATED: "holds buffers that a forward changes; streaming would lose the change",

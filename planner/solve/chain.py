@@ -11,7 +11,7 @@ from itertools import groupby
 import msgspec
 
 from bayplan.schemas.dtypes import parse_dtype
-from bayplan.schemas.graph import GraphBlock, ModelGraph, TiedGroup, Work
+from bayplan.schemas.graph import GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
 from bayplan.schemas.plan import BlockRun, Plan, PlannedEdge, aligned_bytes
 from bayplan.schemas.types import OWN_SUFFIX, Fqn, NumBytes
 
@@ -51,6 +51,7 @@ def chain_from_graph(graph: ModelGraph, *, scratch_bytes: int) -> Chain:
         scratch_bytes: What the reader needs besides slots.
     """
     tied = {block.id: _tied_bytes(block, graph.ties) for block in graph.blocks}
+    place = {block.id: index for index, block in enumerate(graph.blocks)}
     return Chain(
         ids=tuple(block.id for block in graph.blocks),
         exact_bytes=tuple(block.num_bytes for block in graph.blocks),
@@ -64,6 +65,7 @@ def chain_from_graph(graph: ModelGraph, *, scratch_bytes: int) -> Chain:
                 decode_bytes=edge.decode_bytes,
             )
             for edge in graph.edges
+            if place[edge.source] + 1 != place[edge.target]
         ),
         base_activation_bytes=graph.base_activation_bytes,
         scratch_bytes=scratch_bytes,
@@ -147,7 +149,6 @@ def _tied_bytes(block: GraphBlock, ties: tuple[TiedGroup, ...]) -> int:
 def _cost_of(block: GraphBlock, tied_bytes: int) -> BlockRun:
     parameters = [tensor for tensor in block.tensors if not tensor.is_buffer]
     weight_bytes = sum(tensor.num_bytes for tensor in parameters) + tied_bytes
-    element_bytes = max((-(-parse_dtype(tensor.dtype).num_bits // 8) for tensor in parameters), default=4)
     return BlockRun(
         first=block.id,
         count=1,
@@ -156,9 +157,9 @@ def _cost_of(block: GraphBlock, tied_bytes: int) -> BlockRun:
         buffer_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in block.tensors if tensor.is_buffer),
         kv_bytes=block.kv_bytes,
         prefill_flops=block.prefill.flops,
-        prefill_read_bytes=_read_bytes(block.prefill, weight_bytes, element_bytes, block.kv_bytes),
+        prefill_read_bytes=_read_bytes(block.prefill, weight_bytes, parameters, block.kv_bytes),
         decode_flops=block.decode.flops,
-        decode_read_bytes=_read_bytes(block.decode, weight_bytes, element_bytes, block.kv_bytes),
+        decode_read_bytes=_read_bytes(block.decode, weight_bytes, parameters, block.kv_bytes),
         prefill_activation_bytes=block.prefill.activation_bytes,
         decode_activation_bytes=block.decode.activation_bytes,
         prefill_output_bytes=block.prefill.output_bytes,
@@ -167,7 +168,7 @@ def _cost_of(block: GraphBlock, tied_bytes: int) -> BlockRun:
     )
 
 
-def _read_bytes(work: Work, weight_bytes: int, element_bytes: int, kv_bytes: int) -> int:
+def _read_bytes(work: Work, weight_bytes: int, parameters: list[TensorRecord], kv_bytes: int) -> int:
     """Return the least bytes that the products of one call read.
 
     A weight that takes part in a product costs at least two operations, so operations bound how many
@@ -176,4 +177,17 @@ def _read_bytes(work: Work, weight_bytes: int, element_bytes: int, kv_bytes: int
     """
     if not work.flops:
         return min(weight_bytes, work.output_bytes)
-    return min(weight_bytes, work.flops // 2 * element_bytes) + kv_bytes
+    return min(weight_bytes, _bytes_of_weights(work.flops // 2, parameters)) + kv_bytes
+
+
+def _bytes_of_weights(count: int, parameters: list[TensorRecord]) -> int:
+    """Return the bytes of `count` weights of the widest kind that the block has; 4 each where it has none."""
+    sizes = [
+        count * -(-parse_dtype(tensor.dtype).num_bits // 8)
+        for tensor in parameters
+        if tensor.num_values is None
+    ]
+    sizes.extend(
+        -(-count * tensor.num_bytes // tensor.num_values) for tensor in parameters if tensor.num_values
+    )
+    return max(sizes, default=4 * count)

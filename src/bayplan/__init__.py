@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from bayplan.executor.load import load_model, loaded, release
     from bayplan.executor.report import report
     from bayplan.planner.api import plan_model
+    from bayplan.planner.estimate.api import estimate
     from bayplan.planner.present.diff import diff_plans
     from bayplan.schemas.codec import encode_plan, read_plan
     from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, PlanRefused
+    from bayplan.schemas.estimate import Estimate
     from bayplan.schemas.plan import Plan
     from bayplan.schemas.report import Report
     from bayplan.skeleton.empty import empty_weights
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BayplanError": "bayplan.schemas.errors",
+    "Estimate": "bayplan.schemas.estimate",
     "Infeasible": "bayplan.schemas.errors",
     "Plan": "bayplan.schemas.plan",
     "PlanFormatError": "bayplan.schemas.errors",
@@ -31,6 +34,7 @@ _HOME = {
     "diff_plans": "bayplan.planner.present.diff",
     "empty_weights": "bayplan.skeleton.empty",
     "encode_plan": "bayplan.schemas.codec",
+    "estimate": "bayplan.planner.estimate.api",
     "load_model": "bayplan.executor.load",
     "loaded": "bayplan.executor.load",
     "plan_model": "bayplan.planner.api",
@@ -41,6 +45,7 @@ _HOME = {
 
 __all__ = (
     "BayplanError",
+    "Estimate",
     "Infeasible",
     "Plan",
     "PlanFormatError",
@@ -49,6 +54,7 @@ __all__ = (
     "diff_plans",
     "empty_weights",
     "encode_plan",
+    "estimate",
     "load_model",
     "loaded",
     "plan_model",

@@ -12,7 +12,7 @@ import pytest
 import typer
 from sample_plans import smol_plan
 
-from bayplan.commands.app import run_command_line, with_repeated_prompts
+from bayplan.commands.app import run_command_line, with_repeated_options
 from bayplan.commands.failures import exit_code_of
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import BayplanError, Infeasible, PlanRefused, RefusalKind, UsageError
@@ -187,11 +187,11 @@ def test_an_interrupt_ends_a_command_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_several_words_after_prompt(given: str, parsed: str) -> None:
-    assert with_repeated_prompts(given.split()) == parsed.split()
+    assert with_repeated_options(given.split()) == parsed.split()
 
 
 def test_a_prompt_may_start_with_a_dash() -> None:
-    assert with_repeated_prompts(["run", "p", "--prompt", "-a", "b"]) == [
+    assert with_repeated_options(["run", "p", "--prompt", "-a", "b"]) == [
         "run",
         "p",
         "--prompt",

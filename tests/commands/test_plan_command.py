@@ -57,7 +57,7 @@ def test_every_option_reaches_the_planner(planner: StandIn, tmp_path: Path) -> N
         "--prefill-chunk 32 --objective prefill "
         "--class LlamaModel --no-split A --no-split B --pin lm_head=cpu "
         "--pin *.0=cpu,resident --no-spill "
-        "--hash --variant fp16 --trust-remote-code --checkpoint weights"
+        "--hash --variant fp16 --trust-remote-code --checkpoint weights --no-cache"
     )
     assert run_command_line(words.split()) == 0
     assert planner.asked == [
@@ -80,6 +80,7 @@ def test_every_option_reaches_the_planner(planner: StandIn, tmp_path: Path) -> N
                 variant="fp16",
                 trust_remote_code=True,
                 checkpoint="weights",
+                use_cache=False,
             ),
         )
     ]

@@ -104,7 +104,7 @@ def test_nothing_given_for_a_plan_from_a_folder(llama: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["no/such/folder", "/no/such", "name", "a/b@"])
+@pytest.mark.parametrize("given", ["./no/such/folder", "/no/such", "name", "a/b@"])
 def test_neither_folder_nor_hub_id(llama: Path, given: str) -> None:
     with pytest.raises(BayplanError) as raised:
         open_checkpoint(make_plan(llama), given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import corruptions
 import pytest
+import transformers
 from command_line import BAYPLAN, OLD, Cli, Done, plan_fails
 
 import bayplan.schemas.files
@@ -232,3 +234,119 @@ def test_a_full_disk_behind_the_report_does_not_cost_the_output(planned: Path, l
         "error: /dev/full: cannot write the file: got No space left on device\n"
         "hint: free some space or write to another disk; the old file, if any, is untouched\n"
     )
+
+
+VERSION = transformers.__version__
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+LLAMAS = (
+    "LlamaForCausalLM, LlamaForQuestionAnswering, LlamaForSequenceClassification, "
+    "LlamaForTokenClassification, LlamaModel"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{}", 'FILE: the model\'s config is empty: needed a string "model_type"'),
+        ("[]", "FILE: the model's config is not a JSON object: got list"),
+        (
+            '{"model_type": "llama"',
+            "FILE: the model's config is not JSON: got JSONDecodeError: "
+            "Expecting ',' delimiter: line 1 column 23 (char 22)",
+        ),
+        (
+            {**TINY, "model_type": "nonesuch"},
+            f'FILE: transformers {VERSION} does not know the model type "nonesuch"\n'
+            "hint: a newer transformers may know it",
+        ),
+        (
+            {**TINY, "model_type": "nonesuch", "transformers_version": "99.0.1"},
+            f'FILE: transformers {VERSION} does not know the model type "nonesuch"\n'
+            "hint: transformers 99.0.1 wrote it: pip install -U transformers",
+        ),
+        (
+            {**TINY, "model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "modeling.Own"}},
+            'FILE: the model type "own" is defined by code that comes with the checkpoint: '
+            "got modeling.py, own.py, needed permission to run that code\n"
+            "hint: read the code first; --trust-remote-code runs it",
+        ),
+        (
+            {**TINY, "architectures": ["BertModel"]},
+            "BertModel cannot be built from a config of llama: got LlamaConfig, needed BertConfig\n"
+            f"hint: classes for this config: {LLAMAS}",
+        ),
+        (
+            {**TINY, "architectures": None},
+            "the config of llama names no architecture, so its head is unknown: "
+            f"needed one of: {LLAMAS}\nhint: name it with --class",
+        ),
+        (
+            {**TINY, "architectures": ["OwnModel"]},
+            f'transformers {VERSION} has no model class "OwnModel": needed one of: {LLAMAS}\n'
+            "hint: name one with --class",
+        ),
+        (
+            {**TINY, "num_attention_heads": 7},
+            f"FILE: transformers {VERSION} refuses this config of llama: got"
+            " StrictDataclassClassValidationError: Class validation error for validator"
+            " 'validate_architecture': ValueError: The hidden size (64) is not a multiple of the number of"
+            " attention heads (7).",
+        ),
+        (
+            {**TINY, "num_hidden_layers": -2},
+            "FILE: the config has an impossible number of layers: "
+            "got num_hidden_layers -2, needed 1 to 10000",
+        ),
+        (
+            {**TINY, "vocab_size": 10**15},
+            "LlamaForCausalLM of this config is larger than a plan can count: "
+            "got 512000000000328960 bytes, needed at most 9007199254740991",
+        ),
+        (
+            {**TINY, "hidden_size": float("inf")},
+            f"FILE: transformers {VERSION} refuses this config of llama: got"
+            " StrictDataclassFieldValidationError: Validation error for field 'hidden_size': TypeError: Field"
+            " 'hidden_size' expected int, got float (value: inf)",
+        ),
+    ],
+)
+def test_configs_of_no_model(config: object, message: str, machine: Path, tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(config if isinstance(config, str) else json.dumps(config))
+    message = message.replace("FILE", str(file))
+    plan_fails(cli, 1, message, tmp_path, "-i", machine, output=tmp_path / "out")
+
+
+def test_infinity_in_a_config(machine: Path, tmp_path: Path, cli: Cli) -> None:
+    """As in Nemotron-H's."""
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "time_step_limit": [0.0, float("inf")]}))
+    plan = tmp_path / "plan.json"
+    assert cli("plan", tmp_path, "-i", machine, "-o", plan).code == 0
+    assert b"Infinity" not in plan.read_bytes()
+
+
+def test_a_factory_that_loads_weights(
+    llama: Path, machine: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loading_factory.py").write_text(
+        "from transformers import LlamaForCausalLM\n"
+        f"def make():\n    return LlamaForCausalLM.from_pretrained({str(llama)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = cli("plan", "loading_factory:make", "-i", machine, "-o", tmp_path / "plan.json")
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(
+        r"error: loading_factory:make: the factory loads weights: got \d+\.\d\d KiB of \d+\.\d\d KiB, "
+        r"needed a module as its class makes it\n"
+        r"hint: build it from its config alone; weights come from --checkpoint\n",
+        done.err[done.err.rindex("error:") :],
+    )
+    assert not (tmp_path / "plan.json").exists()

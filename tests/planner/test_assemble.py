@@ -37,7 +37,7 @@ def test_the_digest_is_that_of_the_decisions() -> None:
     inputs = make_inputs(graph, INVENTORY, PLAN.problem.max_memory_bytes)
     other = msgspec.structs.replace(inputs, producer="another")
     assert place(graph, other)[1].digest == PLAN.digest
-    roomier = make_inputs(graph, INVENTORY, {"node0/gpu0": 22 * MIB, "node0/gpu1": 23 * MIB})
+    roomier = make_inputs(graph, INVENTORY, {"node0/gpu0": 14 * MIB, "node0/gpu1": 15 * MIB})
     assert place(graph, roomier)[1].digest != PLAN.digest
 
 
@@ -62,7 +62,7 @@ def test_a_plan_of_the_planner_is_complete() -> None:
 
 
 def test_devices_have_their_budget_and_share() -> None:
-    assert [device.budget_bytes for device in PLAN.devices] == [22 * MIB, 22 * MIB]
+    assert [device.budget_bytes for device in PLAN.devices] == [14 * MIB, 14 * MIB]
     unused = plan_resident().devices[1]
     assert unused.budget_bytes == unused.capacity_bytes
     assert unused.ledger.weights == (0, 0)
@@ -90,7 +90,7 @@ def test_what_the_user_decided_is_pinned() -> None:
         Pin(pattern="model.layers.5", residency=Residency.STREAM_HOST),
         Pin(pattern="head", device="node0/gpu1"),
     )
-    budgets = {"node0/gpu0": 22 * MIB, "node0/gpu1": 22 * MIB}
+    budgets = {"node0/gpu0": 14 * MIB, "node0/gpu1": 14 * MIB}
     _, plan = place(graph, make_inputs(graph, INVENTORY, budgets, pins=pins))
     pinned = {block.id: block.residency for block in plan.blocks if block.reason is Reason.PINNED}
     assert pinned == {

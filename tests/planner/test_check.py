@@ -61,8 +61,8 @@ def test_what_the_planner_makes_is_sound(plan: Plan) -> None:
 
 @given(
     st.integers(1, 9),
-    st.integers(20, 60),
-    st.integers(20, 60),
+    st.integers(12, 52),
+    st.integers(12, 52),
     st.sampled_from(Objective),
     st.sampled_from(
         (

@@ -119,6 +119,15 @@ def test_a_pattern_that_would_catch_another_tensor_stands_name_by_name() -> None
     assert format_rules({"h.0.w": "fp32"}, ["h.1.w"]) == (FormatRule(pattern="h.0.w", format="fp32"),)
 
 
+def test_a_rule_may_match_what_is_so_without_it() -> None:
+    assert format_rules({"h.0.w": "fp32"}, (), {"h.1.w": "fp32"}) == (
+        FormatRule(pattern="h.#.w", format="fp32"),
+    )
+    assert format_rules({"h.0.w": "fp32"}, (), {"h.1.w": "bf16"}) == (
+        FormatRule(pattern="h.0.w", format="fp32"),
+    )
+
+
 @given(st.dictionaries(NAME, st.sampled_from(("fp32", "fp16", "bf16")), max_size=8))
 def test_format_rules_give_back_exactly_the_formats(formats: dict[str, str]) -> None:
     """Blocks are in bf16."""

@@ -48,7 +48,9 @@ CASES: list[tuple[Plan, tuple[Feature, ...]]] = [
     (with_first_block(experts=EXPERTS), (Feature.SPLIT_EXPERTS,)),
     (with_first_block(experts=msgspec.structs.replace(EXPERTS, residency="with-block")), ()),
     (plan_with(model=msgspec.structs.replace(MODEL, library="torch")), (Feature.ANY_MODULE,)),
+    (plan_with(model=msgspec.structs.replace(MODEL, quantization="fp8")), (Feature.PREQUANTIZED,)),
     (plan_with(formats={"bf16": Format(kind="nf4")}), (Feature.QUANTIZED,)),
+    (plan_with(formats={"bf16": Format(kind="mxfp4")}), (Feature.QUANTIZED,)),
     (plan_with(formats={"bf16": Format(kind="bf16"), "spare": Format(kind="int8")}), ()),
     (
         plan_with(

@@ -19,12 +19,19 @@ def test_names_of_the_hub(text: str, repo: str, revision: str | None) -> None:
     assert parse_hub_id(text) == HubId(repo=repo, revision=revision)
 
 
+def test_a_folder_of_a_repository() -> None:
+    assert parse_hub_id("org/name/unet") == HubId(repo="org/name", folder="unet", revision=None)
+    assert parse_hub_id("a/b/c/d.e@v1/x") == HubId(repo="a/b", folder="c/d.e", revision="v1/x")
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "name",
-        "a/b/c",
+        "a/b/",
+        "a/b//c",
+        "a/b/../c",
         "./name",
         "../name",
         "/org/name",

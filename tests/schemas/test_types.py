@@ -38,6 +38,10 @@ def test_every_closed_list_is_tested() -> None:
 def test_the_kinds_of_format() -> None:
     assert typing.get_args(types.FloatFormat) == ("fp32", "bf16", "fp16", "fp64")
     assert typing.get_args(types.QuantizedFormat) == ("int8", "nf4", "fp4")
+    assert typing.get_args(types.PackedFormat) == (
+        *("fp8", "fp4-rows", "mxfp4", "gptq", "awq"),
+        *("pack-quantized", "int-quantized", "float-quantized"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from bayplan.schemas.errors import UsageError
 from bayplan.skeleton.build import build_factory, build_model
-from bayplan.skeleton.config import ModelError, choose_class, choose_dtype, load_config
+from bayplan.skeleton.config import choose_class, choose_dtype, load_config
+from bayplan.skeleton.config_file import ModelError
 from bayplan.skeleton.creation import NoValueError
 from bayplan.skeleton.tree import tensor_records, tie_groups, tree_digest
 
@@ -77,6 +85,14 @@ def test_generation_config_of_the_folder(tmp_path: Path) -> None:
     assert (model.generation_config.eos_token_id, model.generation_config.top_k) == ([5, 6], 3)
 
 
+def test_config_of_another_name_has_no_generation_config_beside_it(tmp_path: Path) -> None:
+    config = LlamaConfig(**LLAMA, eos_token_id=7)
+    (tmp_path / "llama.json").write_text(config.to_json_string())
+    model = build_model(config, LlamaForCausalLM, torch.float32, folder=tmp_path)
+    assert model.generation_config is not None
+    assert model.generation_config.eos_token_id == 7
+
+
 def test_bad_generation_config(tmp_path: Path) -> None:
     config = LlamaConfig(**LLAMA)
     config.save_pretrained(tmp_path)
@@ -119,6 +135,16 @@ def test_dtype_that_nothing_is_built_in() -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
+def test_model_that_no_plan_can_count() -> None:
+    config = GPT2Config(vocab_size=10**14, n_embd=64, n_layer=1, n_head=1)
+    with pytest.raises(ModelError) as caught:
+        build_model(config, GPT2LMHeadModel, torch.float32)
+    assert str(caught.value) == (
+        "GPT2LMHeadModel of this config is larger than a plan can count: "
+        "got 25600000000462592 bytes, needed at most 9007199254740991"
+    )
+
+
 def test_huge_model_takes_no_memory() -> None:
     done = subprocess.run([sys.executable, "-c", DEEPSEEK_V3], capture_output=True, text=True, check=True)
     num_params, kibibytes = map(int, done.stdout.split())
@@ -127,6 +153,10 @@ def test_huge_model_takes_no_memory() -> None:
 
 
 FACTORIES = """
+import io
+import warnings
+import numpy
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -143,6 +173,57 @@ class Namespace:
 
 def fails():
     raise RuntimeError("no luck\\nsecond line")
+
+class OwnError(Exception):
+    pass
+
+def fails_its_own_way():
+    raise OwnError("mine")
+
+def leaves():
+    raise SystemExit(3)
+
+def takes_arguments(size, *rest, depth=2):
+    return Net()
+
+def _saved():
+    with io.BytesIO() as file:
+        torch.save({"linear.weight": torch.zeros(4, 3), "linear.bias": torch.zeros(4)}, file)
+        return io.BytesIO(file.getvalue())
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+def loads():
+    net = Plain()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net.load_state_dict(torch.load(_saved()))
+    return net
+
+def assigns():
+    net = Plain()
+    net.load_state_dict(torch.load(_saved()), assign=True)
+    return net
+
+def loads_safetensors():
+    net = Plain()
+    state = safetensors.torch.save({"linear.weight": torch.zeros(4, 3), "linear.bias": torch.zeros(4)})
+    net.load_state_dict(safetensors.torch.load(state), assign=True)
+    return net
+
+def puts_past_registration():
+    net = Plain()
+    for name, tensor in torch.load(_saved()).items():
+        net.linear._parameters[name.partition(".")[2]] = nn.Parameter(tensor)
+    return net
+
+def makes_a_table():
+    net = Net()
+    net.table_of_numpy = nn.Parameter(torch.from_numpy(numpy.zeros(3, dtype="float32")))
+    return net
 
 def returns_a_list():
     return []
@@ -211,6 +292,21 @@ def test_factory_is_no_callable(factories: str, attribute: str) -> None:
     ("factory", "message"),
     [
         ("fails", "the factory fails: got RuntimeError: no luck second line"),
+        ("fails_its_own_way", "the factory fails: got OwnError: mine"),
+        ("leaves", "the factory fails: got SystemExit: 3"),
+        (
+            "takes_arguments",
+            "the factory takes arguments: got size, needed a function or class that is called without any\n"
+            "hint: write a function around it that passes them",
+        ),
+        *(
+            (
+                name,
+                "the factory loads weights: got 64 B of 64 B, needed a module as its class makes it\n"
+                "hint: build it from its config alone; weights come from --checkpoint",
+            )
+            for name in ("loads", "assigns", "loads_safetensors", "puts_past_registration")
+        ),
         ("returns_a_list", "the factory returns no module: got list, needed an nn.Module"),
         (
             "lazy",
@@ -229,6 +325,22 @@ def test_factory_fault(factories: str, factory: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         build_factory(f"{factories}:{factory}")
     assert str(caught.value) == f"{factories}:{factory}: {message}"
+
+
+def test_factory_may_make_a_few_values_elsewhere(factories: str) -> None:
+    module = build_factory(f"{factories}:makes_a_table")
+    assert all(param.is_meta for param in module.parameters())
+
+
+def test_a_module_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module.py").write_text("class Odd(Exception): pass\nraise Odd('at import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        build_factory("broken_module:make")
+    assert str(caught.value) == (
+        "broken_module:make: cannot import broken_module: got Odd: at import\n"
+        "hint: is its folder on PYTHONPATH?"
+    )
 
 
 def test_factory_module_built_before_keeps_its_weights(factories: str) -> None:

@@ -9,7 +9,12 @@ from torch import nn
 from transformers import BertForMaskedLM, BertModel, PreTrainedModel
 
 from bayplan.skeleton.build import build_model
-from bayplan.skeleton.checkpoint_names import CheckpointNames, UnsupportedConversion, match_names
+from bayplan.skeleton.checkpoint_names import (
+    CheckpointNames,
+    UnsupportedConversion,
+    match_names,
+    unlisted_parameters,
+)
 from bayplan.skeleton.config import choose_dtype, load_config
 from bayplan.skeleton.tree import tie_groups
 
@@ -172,3 +177,22 @@ def test_other_modules_have_their_own_names() -> None:
     assert names.default_buffers == ("1.num_batches_tracked", "1.running_var")
     assert names.missing == ()
     assert names.unexpected == ("2.weight",)
+
+
+def test_names_alone_cover_every_model(checkpoint: Checkpoint) -> None:
+    """Experts that are converted on loading too."""
+    model = built(checkpoint.folder, checkpoint.model_class)
+    assert unlisted_parameters(model, tensors_of(checkpoint.folder)) == ()
+
+
+def test_names_that_are_not_listed(tmp_path: Path, save_checkpoint: Save) -> None:
+    model = built(tmp_path, save_checkpoint("qwen3_moe"))
+    stored = [name for name in tensors_of(tmp_path) if not name.endswith("0.mlp.gate.weight")]
+    assert unlisted_parameters(model, stored) == ("model.layers.0.mlp.gate.weight",)
+
+
+def test_one_listed_name_of_a_tied_group_is_enough(tmp_path: Path, save_checkpoint: Save) -> None:
+    model = built(tmp_path, save_checkpoint("gpt2"))
+    stored = set(tensors_of(tmp_path)) - {"lm_head.weight"}
+    assert unlisted_parameters(model, stored) == ()
+    assert "lm_head.weight" in unlisted_parameters(model, ())

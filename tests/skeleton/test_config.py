@@ -20,7 +20,8 @@ from transformers import (
 
 from bayplan.schemas.errors import UsageError
 from bayplan.skeleton.build import build_model
-from bayplan.skeleton.config import ModelError, choose_class, choose_dtype, load_config, quantization_method
+from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
+from bayplan.skeleton.config_file import ModelError, code_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,13 @@ def test_no_config(tmp_path: Path) -> None:
         (b'{"a": ', "is not JSON: got JSONDecodeError: Expecting value: line 1 column 7 (char 6)"),
         (b"\xff", "is not JSON: got UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0:"),
         (b"[]", "is not a JSON object: got list"),
+        (
+            b"\xef\xbb\xbf{}",
+            "is not JSON: got JSONDecodeError: Unexpected UTF-8 BOM (decode using utf-8-sig): ",
+        ),
+        (b'{"n": 1, "n": 2}', 'gives one key two values: got "n", needed one'),
+        (b'{"n": 1, "sub": {"m": 1, "m": [1]}}', 'gives one key two values: got "m", needed one'),
+        (b"{}", 'is empty: needed a string "model_type"'),
     ],
 )
 def test_no_json_object(tmp_path: Path, content: bytes, message: str) -> None:
@@ -103,6 +111,52 @@ def test_no_json_object(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_config(tmp_path)
     assert str(caught.value).startswith(f"{file}: the model's config {message}")
+
+
+def test_a_key_that_says_the_same_twice(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 9, "vocab_size": 9}')
+    assert load_config(tmp_path).vocab_size == 9
+
+
+@pytest.mark.parametrize(
+    ("values", "got", "needed"),
+    [
+        ({"num_hidden_layers": -1}, "num_hidden_layers -1", "1 to 10000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0", "1 to 10000"),
+        ({"n_layer": 10**9}, "n_layer 1000000000", "1 to 10000"),
+        ({"decoder_layers": -3}, "decoder_layers -3", "0 to 10000"),
+        ({"text_config": {"num_hidden_layers": 0}}, "text_config.num_hidden_layers 0", "1 to 10000"),
+        ({"vision_config": {"num_layers": -1}}, "vision_config.num_layers -1", "0 to 10000"),
+    ],
+)
+def test_impossible_layers(tmp_path: Path, values: dict[str, object], got: str, needed: str) -> None:
+    file = write_config(tmp_path, model_type="llama", **values)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: the config has an impossible number of layers: got {got}, needed {needed}"
+    )
+
+
+def test_heads_that_share_unevenly(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="llama", num_attention_heads=4, num_key_value_heads=3)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: the config's attention heads cannot share its key-value heads evenly: "
+        "got num_attention_heads 4, num_key_value_heads 3, needed a multiple"
+    )
+
+
+def test_hidden_size_that_heads_do_not_divide(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="llama", hidden_size=64, num_attention_heads=7)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: transformers {VERSION} refuses this config of llama: got"
+        " StrictDataclassClassValidationError: Class validation error for validator 'validate_architecture':"
+        " ValueError: The hidden size (64) is not a multiple of the number of attention heads (7)."
+    )
 
 
 def test_no_model_type(tmp_path: Path) -> None:
@@ -124,6 +178,31 @@ def test_unknown_model_type(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "hint"),
+    [
+        ("99.1.0.dev0", "transformers 99.1.0.dev0 wrote it: pip install -U transformers"),
+        (VERSION, "a newer transformers may know it"),
+        ("4.2", "a newer transformers may know it"),
+        (5, "a newer transformers may know it"),
+    ],
+)
+def test_config_of_another_transformers(tmp_path: Path, written: object, hint: str) -> None:
+    file = write_config(tmp_path, model_type="nonesuch", transformers_version=written)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f'{file}: transformers {VERSION} does not know the model type "nonesuch"\nhint: {hint}'
+    )
+
+
+def test_values_that_only_a_newer_transformers_takes(tmp_path: Path) -> None:
+    write_config(tmp_path, model_type="llama", hidden_size="wide", transformers_version="99.0")
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value).endswith("\nhint: transformers 99.0 wrote it: pip install -U transformers")
+
+
 def test_refused_values(tmp_path: Path) -> None:
     file = write_config(tmp_path, model_type="llama", hidden_size="wide")
     with pytest.raises(ModelError) as caught:
@@ -136,7 +215,7 @@ def test_remote_code_is_not_run_unasked(remote_folder: Path) -> None:
         load_config(remote_folder)
     assert str(caught.value) == (
         f'{remote_folder / "config.json"}: the model type "home_made" is defined by code that comes with the'
-        " checkpoint: needed permission to run that code\n"
+        " checkpoint: got home.py, needed permission to run that code\n"
         "hint: read the code first; --trust-remote-code runs it"
     )
 
@@ -176,11 +255,12 @@ def test_an_empty_class_name() -> None:
     assert str(caught.value) == "--class: an empty name is no class"
 
 
-def test_architectures_that_are_no_names() -> None:
+@pytest.mark.parametrize("named", [[5], "MptModel"])
+def test_architectures_that_are_no_names(named: object) -> None:
     with pytest.raises(ModelError) as caught:
-        choose_class(MptConfig(architectures=[5]))
+        choose_class(MptConfig(architectures=named))
     assert str(caught.value) == (
-        'the config\'s architectures are not names: got "[5]", needed a list of class names'
+        f'the config\'s architectures are not names: got "{named}", needed a list of class names'
     )
 
 
@@ -195,18 +275,37 @@ def test_no_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "hint"),
+    ("auto_map", "files"),
     [
-        ({}, "name one with --class"),
-        ({"auto_map": AUTO_MAP}, "--trust-remote-code runs the checkpoint's own"),
+        (None, ()),
+        ({"AutoConfig": "home.HomeConfig", "AutoModel": "home.HomeModel"}, ("home.py",)),
+        ({"AutoTokenizer": ["tokens.Slow", None], "AutoModel": "a.b.C"}, ("a/b.py", "tokens.py")),
+        ({"AutoModel": "org/name--models.Model"}, ("models.py of org/name",)),
+        ({"AutoModel": "nothing", "AutoConfig": 3}, ()),
+        ({"AutoModel": "\x1b[0m.Model"}, ("\\u001b[0m.py",)),
+    ],
+)
+def test_files_of_code(auto_map: object, files: tuple[str, ...]) -> None:
+    assert code_files(auto_map) == files
+
+
+@pytest.mark.parametrize(
+    ("values", "got", "hint"),
+    [
+        ({}, "", "name one with --class"),
+        (
+            {"auto_map": AUTO_MAP},
+            "got one defined in home.py, ",
+            "--trust-remote-code runs the checkpoint's own",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["MptForHaiku", "pipeline"])
-def test_no_such_class(values: dict[str, object], hint: str, name: str) -> None:
+def test_no_such_class(values: dict[str, object], got: str, hint: str, name: str) -> None:
     with pytest.raises(ModelError) as caught:
         choose_class(MptConfig(architectures=[name], **values))
     assert str(caught.value) == (
-        f'transformers {VERSION} has no model class "{name}": needed one of: MptForCausalLM,'
+        f'transformers {VERSION} has no model class "{name}": {got}needed one of: MptForCausalLM,'
         " MptForQuestionAnswering, MptForSequenceClassification, MptForTokenClassification, MptModel\n"
         f"hint: {hint}"
     )

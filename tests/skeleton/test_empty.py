@@ -3,12 +3,13 @@ from __future__ import annotations
 import threading
 import weakref
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from bayplan.skeleton.creation import NoValueError
-from bayplan.skeleton.empty import build_empty, empty_weights
+from bayplan.skeleton.empty import build_empty, empty_weights, loaded_bytes
 
 
 class Tagged(nn.Parameter):
@@ -345,3 +346,53 @@ def test_many_threads_at_once() -> None:
         thread.join(60)
     assert faults == []
     assert not nn.Linear(2, 2).weight.is_meta
+
+
+class OnDeviceOfWeight(nn.Module):
+    """As newer models of timm do it: tables where the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+        mask = torch.zeros(3, device=self.weight.device)
+        mask[1:] = 1
+        self.register_buffer("mask", mask)
+
+
+def test_tables_on_the_device_of_a_weight() -> None:
+    with pytest.raises(NoValueError):
+        build_empty(OnDeviceOfWeight)
+    module = build_empty(OnDeviceOfWeight, follows_meta=False)
+    assert module.weight.is_meta
+    assert module.mask.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_a_constructor_that_tries_its_layers_out() -> None:
+    """The shape is right, the values are nobody's: torch alone would give them as real ones."""
+
+    class Trying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 2)
+            made = self.conv(torch.zeros(1, 3, 4, 4))
+            assert made.is_meta
+            self.head = nn.Linear(made.shape[1], 2)
+
+    module = build_empty(Trying)
+    assert module.head.weight.shape == (2, 5)
+
+
+def test_values_from_elsewhere_are_counted() -> None:
+    array = numpy.ones((4, 4), dtype="float32")
+
+    def build() -> nn.Module:
+        module = nn.Linear(4, 4)
+        assert loaded_bytes() == 0
+        module.weight.data.copy_(torch.from_numpy(array))
+        assert loaded_bytes() == 64
+        module.bias = nn.Parameter(torch.from_numpy(array[0]))
+        assert loaded_bytes() == 80
+        return module
+
+    assert all(param.is_meta for param in build_empty(build).parameters())
+    assert loaded_bytes() == 0

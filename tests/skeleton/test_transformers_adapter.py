@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from bayplan.skeleton.build import build_model
 from bayplan.skeleton.empty import build_empty
-from bayplan.skeleton.transformers_adapter import classes_for, instantiate, renamed_tensors
+from bayplan.skeleton.transformers_adapter import (
+    classes_for,
+    complete_outputs,
+    instantiate,
+    renamed_tensors,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -23,6 +29,14 @@ def test_modules_that_a_class_keeps_in_fp32(dtype: torch.dtype, expected: torch.
     model = build_model(T5Config(**T5), T5ForConditionalGeneration, dtype)
     dense = model.encoder.block[0].layer[1].DenseReluDense
     assert (dense.wi.weight.dtype, dense.wo.weight.dtype) == (dtype, expected)
+
+
+def test_outputs_have_the_fields_that_wrappers_read() -> None:
+    """Llama 4 of transformers 5.24 reads one that its language model's output lacks."""
+    had_field = hasattr(MoeCausalLMOutputWithPast, "image_outputs")
+    with complete_outputs(), complete_outputs():
+        assert MoeCausalLMOutputWithPast().image_outputs is None
+    assert hasattr(MoeCausalLMOutputWithPast, "image_outputs") is had_field
 
 
 def test_classes_for_a_config() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bayplan.schemas.dtypes import DtypeError
-from bayplan.schemas.graph import TensorRecord
+from bayplan.schemas.graph import Linears, TensorRecord, TensorRole
 from bayplan.skeleton.empty import empty_weights
 from bayplan.skeleton.tree import tensor_records, tie_groups, tree_digest
 
@@ -72,7 +72,12 @@ def test_tensor_records() -> None:
     assert list(records)[:4] == ["scale", "table", "norm.weight", "norm.bias"]
     assert records["scale"] == TensorRecord(fqn="scale", shape=(), dtype="bf16", num_bytes=2)
     assert records["second.weight"] == TensorRecord(
-        fqn="second.weight", shape=(3, 2), dtype="fp32", num_bytes=24
+        fqn="second.weight",
+        shape=(3, 2),
+        dtype="fp32",
+        num_bytes=24,
+        role=TensorRole.LINEAR,
+        linears=Linears(count=1, out_features=3, in_features=2),
     )
     assert records["table"] == TensorRecord(
         fqn="table", shape=(5,), dtype="int8", num_bytes=5, is_buffer=True, is_persistent=False

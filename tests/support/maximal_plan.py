@@ -179,6 +179,7 @@ def _model() -> Model:
         generates=True,
         traced=False,
         trace_note="the forward needs a mask that could not be made",
+        quantization="compressed-tensors",
         checkpoint=Checkpoint(
             shards=(
                 Shard(
@@ -211,6 +212,14 @@ def _formats() -> dict[str, Format]:
             layout="cpu-avx512bf16",
         ),
         "int8": Format(kind="int8", threshold_milli=6000),
+        "int4-packed": Format(
+            kind="pack-quantized",
+            bits=4,
+            block_shape=(1, 32),
+            scale_dtype="bf16",
+            is_asymmetric=True,
+            is_static=True,
+        ),
     }
 
 

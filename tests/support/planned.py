@@ -185,9 +185,9 @@ def place(graph: ModelGraph, inputs: Inputs) -> tuple[Placement, Plan]:
 
 
 def plan_streamed() -> Plan:
-    """Two accelerators of 22 MiB, which must stream part of eight layers."""
+    """Two accelerators of 14 MiB, which must stream part of eight layers."""
     graph = make_graph()
-    max_memory = {"node0/gpu0": 22 * MIB, "node0/gpu1": 22 * MIB}
+    max_memory = {"node0/gpu0": 14 * MIB, "node0/gpu1": 14 * MIB}
     return place(graph, make_inputs(graph, INVENTORY, max_memory))[1]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bayplan.commands.demo import demo
+from bayplan.commands.estimate import estimate
 from bayplan.commands.failures import exit_code_of
 from bayplan.commands.inventory import inventory
 from bayplan.commands.output import emit
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inventory, plan, bind, show, diff, run, schema, demo):
+for command in (inventory, estimate, plan, bind, show, diff, run, schema, demo):
     app.command()(command)
 
 
@@ -33,6 +34,10 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         emit(f"bayplan {version('bayplan')}\n")
         raise typer.Exit
+
+
+_OF_SEVERAL_WORDS = {"run": "--prompt", "estimate": "--dtypes"}
+"""Command to its option that takes several words."""
 
 
 @app.callback()
@@ -50,25 +55,27 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: What follows `bayplan`; None: the process's own.
     """
-    words = with_repeated_prompts(sys.argv[1:] if arguments is None else arguments)
+    words = with_repeated_options(sys.argv[1:] if arguments is None else arguments)
     return exit_code_of(lambda: app(words, prog_name="bayplan", standalone_mode=False))
 
 
-def with_repeated_prompts(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--prompt a b` written as `--prompt a --prompt b`.
+def with_repeated_options(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--prompt a b` written as `--prompt a --prompt b`, and `--dtypes` likewise.
 
-    Only in `run PLAN ...`: where the plan comes later, it could not be told from a prompt.
+    Only in `run PLAN ...` and `estimate MODEL ...`: an argument that comes later could not be told from one
+    of the words.
     """
-    if arguments[:1] != ["run"] or len(arguments) < 2 or arguments[1].startswith("-"):
+    option = _OF_SEVERAL_WORDS.get(arguments[0]) if arguments else None
+    if option is None or len(arguments) < 2 or arguments[1].startswith("-"):
         return list(arguments)
     words: list[str] = []
-    is_first, in_prompts = False, False
+    is_first, is_inside = False, False
     for word in arguments:
         if is_first:
             is_first = False
         elif word.startswith("-"):
-            in_prompts = is_first = word == "--prompt"
-        elif in_prompts:
-            words.append("--prompt")
+            is_inside = is_first = word == option
+        elif is_inside:
+            words.append(option)
         words.append(word)
     return words

@@ -17,8 +17,10 @@ from bayplan.commands.plan_options import (
     FormatName,
     Hash,
     InventoryFile,
+    Library,
     MaxMemory,
     ModelName,
+    NoCache,
     NoSpill,
     NoSplit,
     ObjectiveChoice,
@@ -56,6 +58,8 @@ def plan(
     variant: Variant = None,
     hash_content: Hash = False,
     trust_remote_code: TrustRemoteCode = False,
+    library: Library = None,
+    no_cache: NoCache = False,
     form: AsForm = OutputForm.TEXT,
     json: AsJson = False,
 ) -> None:
@@ -80,6 +84,8 @@ def plan(
         variant=variant,
         trust_remote_code=trust_remote_code,
         checkpoint=checkpoint,
+        library=library,
+        use_cache=not no_cache,
     )
     with ProgressBars() as bars:
         bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing

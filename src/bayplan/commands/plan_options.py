@@ -37,7 +37,11 @@ MaxMemory = Annotated[
 ]
 FormatName = Annotated[
     str | None,
-    typer.Option("--format", metavar="fp32|bf16|fp16", help="Data type; default: the checkpoint's own."),
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Data type, or int8, nf4, fp4, fp8 or mxfp4; default: the checkpoint's own.",
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -57,6 +61,15 @@ ObjectiveChoice = Annotated[
 ClassName = Annotated[
     str | None,
     typer.Option("--class", metavar="NAME", help="Model class; default: by the config's architectures."),
+]
+Library = Annotated[
+    str | None,
+    typer.Option(
+        "--library",
+        "--library_name",
+        metavar="transformers|timm|diffusers",
+        help="Where the model's class is from; default: found out.",
+    ),
 ]
 NoSplit = Annotated[
     list[str] | None,
@@ -78,6 +91,9 @@ Variant = Annotated[
 ]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Read the model anew; neither use nor fill the graph cache.")
 ]
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]

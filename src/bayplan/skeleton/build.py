@@ -7,17 +7,21 @@ Owns the whole build on meta, so that planner and executor hold the same module 
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, cast
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.sizes import format_size
 from bayplan.schemas.strict_json import quote
+from bayplan.schemas.types import MAX_INTEGER
 from bayplan.skeleton import transformers_adapter
 from bayplan.skeleton.buffers import compute_buffers
-from bayplan.skeleton.config import FOREIGN_FAULTS, ModelError, one_line
-from bayplan.skeleton.empty import build_empty
+from bayplan.skeleton.config_file import FOREIGN_FAULTS, ModelError, one_line
+from bayplan.skeleton.creation import is_loaded
+from bayplan.skeleton.empty import build_empty, loaded_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +61,7 @@ def build_model(
     Raises:
         ModelError: The config asks for fused layers.
         ModelError: The class's constructor fails.
+        ModelError: The model has more bytes than a plan can count.
         ModelError: The generation config is not valid.
         NoValueError: The class computes a buffer from weights.
     """
@@ -74,6 +79,13 @@ def build_model(
         raise ModelError(
             f"{model_class.__name__} cannot be built from this config", got=one_line(error)
         ) from error
+    num_bytes = sum(param.nbytes for param in model.parameters())
+    if num_bytes > MAX_INTEGER:
+        raise ModelError(
+            f"{model_class.__name__} of this config is larger than a plan can count",
+            got=f"{num_bytes} bytes",
+            needed=f"at most {MAX_INTEGER}",
+        )
     if folder is not None:
         try:
             transformers_adapter.adopt_generation_config(model, folder, trust_remote_code=trust_remote_code)
@@ -98,8 +110,9 @@ def build_factory(spec: str) -> nn.Module:
         UsageError: `spec` has another form.
         ModelError: The module cannot be imported.
         ModelError: It has no such callable.
-        ModelError: The factory fails.
+        ModelError: The factory fails, whatever it raises.
         ModelError: It returns something else than a module.
+        ModelError: It reads weights.
         ModelError: Parameters have no shape yet.
         ModelError: Parameters hold real weights.
         NoValueError: Buffers are computed from weights or put on meta.
@@ -128,19 +141,32 @@ def build_factory(spec: str) -> nn.Module:
     return module.eval()
 
 
+class _Foreign:
+    """Within it runs a user's code, which may raise anything: all of it becomes one `ModelError`.
+
+    What bayplan itself raises inside passes, and so does an interrupt.
+    """
+
+    def __init__(self, what: str, where: str, hint: str = "") -> None:
+        self._what = what
+        self._where = where
+        self._hint = hint
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        is_foreign = isinstance(error, Exception | SystemExit) and not isinstance(error, BayplanError)
+        if error is not None and is_foreign:
+            raise ModelError(self._what, where=self._where, got=one_line(error), hint=self._hint) from error
+
+
 def _import_factory(spec: str) -> Callable[[], object]:
     module_name, colon, attribute = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise UsageError("not a factory", got=quote(spec), needed="package.module:factory")
-    try:
+    with _Foreign(f"cannot import {module_name}", spec, hint="is its folder on PYTHONPATH?"):
         found: object = importlib.import_module(module_name)
-    except FOREIGN_FAULTS as error:
-        raise ModelError(
-            f"cannot import {module_name}",
-            where=spec,
-            got=one_line(error),
-            hint="is its folder on PYTHONPATH?",
-        ) from error
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -151,15 +177,53 @@ def _import_factory(spec: str) -> Callable[[], object]:
 
 
 def _call(factory: Callable[[], object], spec: str) -> nn.Module:
-    try:
+    _check_takes_nothing(factory, spec)
+    with _Foreign("the factory fails", spec):
         made = factory()
-    except (*FOREIGN_FAULTS, SystemExit) as error:
-        raise ModelError("the factory fails", where=spec, got=one_line(error)) from error
     if not isinstance(made, nn.Module):
         raise ModelError(
             "the factory returns no module", where=spec, got=type(made).__name__, needed="an nn.Module"
         )
+    _check_loads_nothing(made, spec)
     return made
+
+
+def _check_takes_nothing(factory: Callable[[], object], spec: str) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # written in C, or a class of one's own making: calling it tells
+        return
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ModelError(
+            "the factory takes arguments",
+            where=spec,
+            got=", ".join(needed),
+            needed="a function or class that is called without any",
+            hint="write a function around it that passes them",
+        )
+
+
+def _check_loads_nothing(module: nn.Module, spec: str) -> None:
+    """Refuse a factory that reads a checkpoint: planning would need the memory of all weights.
+
+    A few values may come from elsewhere, as tables that numpy makes; most of them only from a file.
+    """
+    unlazy = [param for param in module.parameters() if not is_lazy(param)]
+    total_bytes = sum(param.nbytes for param in unlazy)
+    num_bytes = loaded_bytes() + sum(param.nbytes for param in unlazy if is_loaded(param))
+    if 2 * num_bytes > total_bytes:
+        raise ModelError(
+            "the factory loads weights",
+            where=spec,
+            got=f"{format_size(num_bytes)} of {format_size(total_bytes)}",
+            needed="a module as its class makes it",
+            hint="build it from its config alone; weights come from --checkpoint",
+        )
 
 
 def _shown(fqns: list[str]) -> str:

@@ -115,6 +115,18 @@ def match_names(model: nn.Module, names: Iterable[str]) -> CheckpointNames:
     )
 
 
+def unlisted_parameters(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the parameters that no tensor of these names would make, converted or not; sorted.
+
+    For an index without its shards, which cannot say more. Names of one tied group count as one.
+    """
+    targets = {entry.target for entry in _renamed(model, names)}
+    met = targets | {fqn for group in tie_groups(model) if not targets.isdisjoint(group) for fqn in group}
+    return tuple(
+        sorted(entry.fqn for entry in named_tensors(model) if not entry.is_buffer and entry.fqn not in met)
+    )
+
+
 def _renamed(model: nn.Module, names: Iterable[str]) -> tuple[RenamedTensor, ...]:
     if isinstance(model, PreTrainedModel):
         return transformers_adapter.renamed_tensors(model, names)

@@ -5,51 +5,33 @@ Owns the choices that planner and executor must make alike. Builds nothing; that
 
 from __future__ import annotations
 
-import json
+import re
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from bayplan.schemas.dtypes import parse_dtype
-from bayplan.schemas.errors import BayplanError, UsageError
-from bayplan.schemas.strict_json import MAX_DEPTH, is_deeper, quote
+from bayplan.schemas.errors import UsageError
+from bayplan.schemas.strict_json import quote
 from bayplan.skeleton import transformers_adapter
+from bayplan.skeleton.config_file import (
+    FOREIGN_FAULTS,
+    ModelError,
+    check_counts,
+    code_files,
+    one_line,
+    read_config_object,
+)
 from bayplan.skeleton.formats import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-FOREIGN_FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    StrictDataclassError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-"""What other people's configs and constructors are seen to raise; anything else shows as it is."""
-
-_MAX_FAULT_CHARS = 300
-
 _BUILDABLE_DTYPES = frozenset({"fp64", "fp32", "bf16", "fp16"})
 """Those that torch takes as default dtype."""
-
-
-MAX_CONFIG_BYTES = 16 * 2**20
-"""Far over any config: the largest list every label of a classifier, about 1 MiB."""
-
-
-class ModelError(BayplanError):
-    """A config, class or factory from which no model can be built."""
 
 
 def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -63,19 +45,20 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
         The config; numbers such as `Infinity` are accepted, as transformers writes them.
 
     Raises:
-        ModelError: There is no such file.
-        ModelError: It is larger or nested deeper than any config.
-        ModelError: It is not a JSON object.
+        ModelError: As `read_config_object` and `check_counts`.
+        ModelError: It is empty.
         ModelError: It names no `model_type`.
         ModelError: Its class comes with the checkpoint and `trust_remote_code` is off.
         ModelError: transformers does not know its `model_type`.
         ModelError: transformers refuses its values.
     """
     file = path / "config.json" if path.is_dir() else path
-    raw = _read_object(file)
+    raw = read_config_object(file)
     model_type = raw.get("model_type")
     auto_map = raw.get("auto_map")
     has_remote_code = isinstance(auto_map, dict) and "AutoConfig" in auto_map
+    if not raw:
+        raise ModelError("the model's config is empty", where=str(file), needed='a string "model_type"')
     if not isinstance(model_type, str):
         raise ModelError(
             "the config does not say what model it is", where=str(file), needed='a string "model_type"'
@@ -83,7 +66,8 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
     if not transformers_adapter.is_known_model_type(model_type) and not (
         has_remote_code and trust_remote_code
     ):
-        raise _unknown_model_type(file, model_type, has_remote_code=has_remote_code)
+        raise _unknown_model_type(file, raw, has_remote_code=has_remote_code)
+    check_counts(raw, where=str(file))
     try:
         return cast(
             "PretrainedConfig",
@@ -98,59 +82,39 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
             f"transformers {transformers.__version__} refuses this config of {model_type}",
             where=str(file),
             got=one_line(error),
+            hint=_newer_hint(raw),
         ) from error
 
 
-def _read_object(file: Path) -> dict[str, object]:
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelError(
-            "cannot read the model's config",
-            where=str(file),
-            got=error.strerror or one_line(error),
-            needed="a folder with config.json, or a config file",
-        ) from error
-    # transformers reads the file again, and its parser recurses: what passes here passes there.
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ModelError(
-            "the model's config is too large", where=str(file), needed=f"at most {MAX_CONFIG_BYTES} bytes"
-        )
-    if is_deeper(data, MAX_DEPTH):
-        raise ModelError(
-            "the model's config is nested too deeply", where=str(file), needed=f"at most {MAX_DEPTH} levels"
-        )
-    try:
-        raw = json.loads(data.decode("utf-8"))
-    except ValueError as error:  # bad JSON and bad UTF-8
-        raise ModelError("the model's config is not JSON", where=str(file), got=one_line(error)) from error
-    if not isinstance(raw, dict):
-        raise ModelError("the model's config is not a JSON object", where=str(file), got=type(raw).__name__)
-    return raw
-
-
-def _unknown_model_type(file: Path, model_type: str, *, has_remote_code: bool) -> ModelError:
+def _unknown_model_type(file: Path, raw: Mapping[str, object], *, has_remote_code: bool) -> ModelError:
+    model_type = quote(str(raw.get("model_type")))
     if has_remote_code:
         return ModelError(
-            f"the model type {quote(model_type)} is defined by code that comes with the checkpoint",
+            f"the model type {model_type} is defined by code that comes with the checkpoint",
             where=str(file),
+            got=", ".join(code_files(raw.get("auto_map"))),
             needed="permission to run that code",
             hint="read the code first; --trust-remote-code runs it",
         )
     return ModelError(
-        f"transformers {transformers.__version__} does not know the model type {quote(model_type)}",
+        f"transformers {transformers.__version__} does not know the model type {model_type}",
         where=str(file),
-        hint="a newer transformers may know it",
+        hint=_newer_hint(raw) or "a newer transformers may know it",
     )
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's class and its text on one line, cut where a screen would end: some span several."""
-    text = " ".join(str(error).split())
-    if len(text) > _MAX_FAULT_CHARS:
-        text = f"{text[:_MAX_FAULT_CHARS]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _newer_hint(raw: Mapping[str, object]) -> str:
+    """Return what to do about a config that a newer transformers wrote; empty if none did."""
+    written = raw.get("transformers_version")
+    if not isinstance(written, str) or _release(written) <= _release(transformers.__version__):
+        return ""
+    return f"transformers {quote(written)[1:-1]} wrote it: pip install -U transformers"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers at the start of a version; a development version counts as its release."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version, re.ASCII)
+    return tuple(map(int, numbers[0].split("."))) if numbers is not None else ()
 
 
 def choose_class(
@@ -182,7 +146,7 @@ def choose_class(
     if name == "":
         raise UsageError("an empty name is no class", where="--class")
     named = config.architectures or ()
-    if not all(isinstance(one, str) for one in named):
+    if isinstance(named, str) or not all(isinstance(one, str) for one in named):
         raise ModelError(
             "the config's architectures are not names", got=quote(str(named)), needed="a list of class names"
         )
@@ -201,11 +165,12 @@ def choose_class(
             return remote
     found = getattr(transformers, wanted, None) or _same_letters(wanted, known)
     if not _is_model_class(found):
-        has_code = bool(getattr(config, "auto_map", None))
+        files = code_files(getattr(config, "auto_map", None))
         raise ModelError(
             f"transformers {transformers.__version__} has no model class {quote(wanted)}",
+            got=f"one defined in {', '.join(files)}" if files else "",
             needed=f"one of: {choices}",
-            hint="--trust-remote-code runs the checkpoint's own" if has_code else "name one with --class",
+            hint="--trust-remote-code runs the checkpoint's own" if files else "name one with --class",
         )
     if found.config_class is not None and not isinstance(config, found.config_class):
         raise ModelError(

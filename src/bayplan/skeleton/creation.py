@@ -98,17 +98,21 @@ class NoValueError(BayplanError):
 class CreationMode(TorchFunctionMode):
     """Decides for every tensor that this thread creates whether it is real or on meta.
 
-    `device=` arguments are followed only where they say meta, and nothing is moved between devices. An
-    operation that would leave values from meta in a real tensor is an error: torch lets some of them pass
-    (`real.add_(meta)`).
+    `device=` arguments are followed only where they say meta, and nothing is moved between devices. What is
+    made of real and of meta tensors is on meta, though torch makes some of it real (`conv2d` of an image);
+    an operation that would change a real tensor so is an error (`real.add_(meta)`).
 
     Attributes:
         max_real_elements: Elements of the largest tensor that is created with values.
+        follows_meta: Whether `device=` counts where it says meta.
+        loaded_bytes: Of values that were read from elsewhere and copied into tensors on meta.
     """
 
-    def __init__(self, max_real_elements: int) -> None:
+    def __init__(self, max_real_elements: int, *, follows_meta: bool = True) -> None:
         super().__init__()
+        self.follows_meta = follows_meta
         self.max_real_elements = max_real_elements
+        self.loaded_bytes = 0
 
     def __torch_function__(
         self,
@@ -118,10 +122,16 @@ class CreationMode(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         named = dict(kwargs or {})
+        if not self.follows_meta and _is_explicit_meta(named):
+            del named["device"]
         if func is torch.Tensor.to:
             return _to(cast("torch.Tensor", args[0]), args[1:], named)
         if func in _TO_ONE_DEVICE:
             return args[0]
+        if func is torch.Tensor.copy_ and len(args) > 1:
+            target, source = args[:2]
+            if isinstance(target, torch.Tensor) and target.is_meta and is_loaded(source):
+                self.loaded_bytes += target.nbytes
         if named.get("out") is None:
             if func in _SIZED or (func is torch.normal and (len(args) == 3 or "size" in named)):
                 return self._create(func, args, named)
@@ -133,6 +143,8 @@ class CreationMode(TorchFunctionMode):
                 named["device"] = "cpu"
         result = func(*args, **named)
         if isinstance(result, torch.Tensor) and not result.is_meta and _takes_meta(args, named):
+            if not any(result is value for value in (*args, *named.values())):
+                return torch.empty_like(result, device="meta")
             raise NoValueError(
                 f"{getattr(func, '__name__', func)} puts the values of a weight into a buffer,"
                 " but the model is built without weights",
@@ -149,6 +161,14 @@ class CreationMode(TorchFunctionMode):
         if _is_explicit_meta(named) or on_meta.numel() > self.max_real_elements:
             return on_meta
         return func(*args, **{**named, "device": "cpu"})
+
+
+def is_loaded(value: object) -> bool:
+    """Return whether a tensor's values come from a file or from another library's memory.
+
+    Torch gives storages of its own making room to grow; those around foreign bytes have none.
+    """
+    return isinstance(value, torch.Tensor) and not value.is_meta and not value.untyped_storage().resizable()
 
 
 def _is_explicit_meta(named: dict[str, object]) -> bool:

@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bayplan.skeleton.creation import MAX_REAL_ELEMENTS, CreationMode, NoValueError
+from bayplan.skeleton.creation import MAX_REAL_ELEMENTS, CreationMode, NoValueError, is_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ModuleT = TypeVar("_ModuleT", bound=nn.Module)
 
 
-_TRIM_BYTES = 2**26
+_TRIM_BYTES = 2**28
 """Bytes of exchanged parameters after which the heap is trimmed."""
 
 
@@ -75,6 +75,8 @@ class _Builder:
             return param
         known = self._twins.get(param)
         if known is None:
+            if is_loaded(param):
+                self.mode.loaded_bytes += param.nbytes
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 known = self._make_twin(param)
             known.__dict__ = param.__dict__  # shared: attributes may still be set on the original
@@ -115,6 +117,12 @@ _LOCAL = threading.local()
 
 def _current() -> _Builder | None:
     return cast("_Builder | None", getattr(_LOCAL, "builder", None))
+
+
+def loaded_bytes() -> int:
+    """Return how many bytes of parameters were read from elsewhere in this thread's build so far."""
+    builder = _current()
+    return 0 if builder is None else builder.mode.loaded_bytes
 
 
 class _Registration:
@@ -173,7 +181,7 @@ def _watching_buffer(original: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _building(max_real_elements: int) -> Iterator[_Builder]:
+def _building(max_real_elements: int, *, follows_meta: bool = True) -> Iterator[_Builder]:
     builder = _current()
     if builder is not None:
         outer_limit = builder.mode.max_real_elements
@@ -185,7 +193,7 @@ def _building(max_real_elements: int) -> Iterator[_Builder]:
         return
     # Modules draw random numbers for tensors that nobody keeps; the caller's sequence must not depend on it.
     with _REGISTRATION, torch.random.fork_rng(devices=()):
-        builder = _Builder(CreationMode(max_real_elements))
+        builder = _Builder(CreationMode(max_real_elements, follows_meta=follows_meta))
         _LOCAL.builder = builder
         try:
             with builder.mode:
@@ -223,12 +231,19 @@ def empty_weights(*, max_real_elements: int = MAX_REAL_ELEMENTS) -> Iterator[Non
             raise _lost_error(lost, hint=f"give them room: empty_weights(max_real_elements={needed})")
 
 
-def build_empty(build: Callable[[], _ModuleT], *, max_real_elements: int = MAX_REAL_ELEMENTS) -> _ModuleT:
+def build_empty(
+    build: Callable[[], _ModuleT],
+    *,
+    max_real_elements: int = MAX_REAL_ELEMENTS,
+    follows_meta: bool = True,
+) -> _ModuleT:
     """Return the module that `build` returns, built as in `empty_weights`, however large its buffers are.
 
     Args:
         build: Makes the whole module. Called a second time if a buffer is too large for the first.
         max_real_elements: As for `empty_weights`, on the first call.
+        follows_meta: Whether tensors that the module itself asks for on meta are made there; not where it
+            makes its buffers on the device of a parameter.
 
     Returns:
         The module, all parameters on meta and all buffers on the CPU.
@@ -237,7 +252,7 @@ def build_empty(build: Callable[[], _ModuleT], *, max_real_elements: int = MAX_R
         NoValueError: Buffers or tensor attributes are on meta after the second call too.
     """
     for _ in range(2):
-        with _building(max_real_elements) as builder:
+        with _building(max_real_elements, follows_meta=follows_meta) as builder:
             module = build()
             builder.sweep()  # those built here; one built before keeps its weights
         lost = [

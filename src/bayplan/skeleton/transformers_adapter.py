@@ -24,10 +24,13 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.monkey_patching import patch_output_recorders
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +45,12 @@ _BUILD_LOCK = threading.RLock()
 def is_known_model_type(model_type: str) -> bool:
     """Return whether the installed transformers has a config class of that type."""
     return model_type in CONFIG_MAPPING
+
+
+def has_registered_classes() -> bool:
+    """Return whether somebody registered a config or model class that transformers does not bring itself."""
+    tables = [table for table in vars(modeling_auto).values() if isinstance(table, _LazyAutoMapping)]
+    return bool(CONFIG_MAPPING._extra_content) or any(table._extra_content for table in tables)
 
 
 def classes_for(config: PretrainedConfig) -> tuple[type[PreTrainedModel], ...]:
@@ -123,14 +132,50 @@ def _no_initialization() -> Iterator[None]:
 
 def _apply_dtype_plan(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Set the dtype of parameters that the class keeps in fp32; the others have theirs already."""
+    state = model.state_dict(keep_vars=True)
+    for fqn, own in planned_dtypes(model, dtype).items():
+        state[fqn].data = state[fqn].data.to(own)
+
+
+def planned_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Return the parameters and persistent buffers that the class keeps in another dtype than `dtype`."""
     plan = cast("dict[str, torch.dtype]", model._get_dtype_plan(dtype))
     if not plan:
-        return
+        return {}
     pattern, glob_by_group, _ = build_glob_alternation(list(plan))
-    for fqn, tensor in model.state_dict(keep_vars=True).items():
+    found = {}
+    for fqn in model.state_dict(keep_vars=True):
         match = pattern.search(fqn)
         if match is not None and match.lastgroup is not None:
-            tensor.data = tensor.data.to(plan[glob_by_group[match.lastgroup]])
+            found[fqn] = plan[glob_by_group[match.lastgroup]]
+    return found
+
+
+def default_skips(model: PreTrainedModel) -> Callable[[str], bool]:
+    """Return what says of a module's path whether quantizers leave the module unless told otherwise."""
+    patterns = HfQuantizer.get_modules_to_not_convert(model, None, list(model._keep_in_fp32_modules or ()))
+    return lambda module: not should_convert_module(module, patterns)
+
+
+def own_skips(model: PreTrainedModel, method: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modules that a quantized checkpoint leaves, by the names of this transformers.
+
+    Args:
+        model: Any of the class.
+        method: Of quantization: transformers renames the modules of `fp8` only.
+        names: As in the checkpoint's config.
+    """
+    renamed = list(names)
+    if method == "fp8":
+        transforms = get_model_conversion_mapping(model)
+        for index, name in enumerate(names):
+            key = f"{name}."  # renamings are written for names of tensors
+            for transform in transforms:
+                key, _ = transform.rename_source_key(key)
+            renamed[index] = key.removesuffix(".")
+    if method not in ("compressed-tensors", "gptq"):  # these have lists of their own
+        renamed.extend(sorted(model._keep_in_fp32_modules or ()))
+    return tuple(renamed)
 
 
 def initialize_buffers(model: PreTrainedModel) -> None:
@@ -148,6 +193,8 @@ def tie(model: PreTrainedModel) -> None:
 
 def adopt_generation_config(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
     """Give a generating model the generation config of its folder, or the one that `config.json` implies."""
+    if not any((folder / name).is_file() for name in ("generation_config.json", "config.json")):
+        return  # The config has another name; the model has what it implies already.
     if model.can_generate() and hasattr(model, "adjust_generation_fn"):
         adjust = cast("Callable[..., None]", model.adjust_generation_fn)
         adjust(
@@ -164,6 +211,10 @@ def adopt_generation_config(model: PreTrainedModel, folder: Path, *, trust_remot
             subfolder="",
             trust_remote_code=trust_remote_code,
         )
+
+
+_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+_SAME_EXPERT = ".experts.0."
 
 
 class RenamedTensor(NamedTuple):
@@ -188,16 +239,46 @@ def renamed_tensors(model: PreTrainedModel, names: Iterable[str]) -> tuple[Renam
     }
     prefix = model.base_model_prefix
     state = model.state_dict()
-    renamed = []
-    # The order counts: some renamings switch on once they have seen a certain name.
-    for source in sorted(names, key=dot_natural_key):
+
+    def rename(source: str) -> tuple[str, str | None]:
         target, pattern = rename_source_key(source, renamings, converters, prefix, state)
         if target not in state and source in state:
             target, pattern = rename_source_key(
                 source, [], [], base_model_prefix=prefix, meta_state_dict=state
             )
-        renamed.append(RenamedTensor(source, target, operations[pattern] if pattern is not None else ()))
+        return target, pattern
+
+    # No renaming tells a layer's experts apart, and they have tens of thousands of tensors: one does for all.
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for source in names:
+        before, *expert = _EXPERT.split(source, maxsplit=1)
+        first = f"{before}{_SAME_EXPERT}{expert[1]}" if expert else source
+        alike.setdefault(first, []).append((int(expert[0]) if expert else 0, source))
+    renamed = []
+    # The order counts: some renamings switch on once they have seen a certain name.
+    for first in sorted(alike, key=dot_natural_key):
+        target, pattern = rename(first)
+        for number, source in sorted(alike[first]):
+            own = target.replace(_SAME_EXPERT, f".experts.{number}.") if source != first else target
+            renamed.append(RenamedTensor(source, own, operations[pattern] if pattern is not None else ()))
     return tuple(renamed)
+
+
+@contextlib.contextmanager
+def complete_outputs() -> Iterator[None]:
+    """Give the outputs of language models the field that wrappers around them read, within the context.
+
+    Llama 4 of transformers 5.24 reads `image_outputs` of the output of a language model that has no such
+    field, which ends every forward of it; None is what it means.
+    """
+    if hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+        yield
+        return
+    setattr(MoeCausalLMOutputWithPast, "image_outputs", None)  # noqa: B010  # no field that mypy knows
+    try:
+        yield
+    finally:
+        delattr(MoeCausalLMOutputWithPast, "image_outputs")
 
 
 def ignored_names(model: PreTrainedModel) -> tuple[re.Pattern[str], ...]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from bayplan.schemas.graph import TensorRecord
+from bayplan.schemas.graph import TensorRecord, TensorRole
 from bayplan.skeleton.formats import short_dtype, tensor_num_bytes
+from bayplan.skeleton.roles import tensor_roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,8 @@ def tensor_records(model: nn.Module) -> tuple[TensorRecord, ...]:
     Raises:
         DtypeError: A tensor has a dtype that no checkpoint holds.
     """
+    roles = tensor_roles(model)
+    none = (TensorRole.OTHER, None)
     return tuple(
         TensorRecord(
             fqn=fqn,
@@ -61,6 +64,8 @@ def tensor_records(model: nn.Module) -> tuple[TensorRecord, ...]:
             num_bytes=tensor_num_bytes(tensor.shape, dtype),
             is_buffer=is_buffer,
             is_persistent=is_persistent,
+            role=(known := roles.get(fqn, none))[0],
+            linears=known[1],
         )
         for fqn, tensor, is_buffer, is_persistent in named_tensors(model)
     )

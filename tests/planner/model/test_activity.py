@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from bayplan.planner.model import activity
-from bayplan.planner.model.activity import ActivityMode, EventKind, TraceTooLongError, storage_key, tensors_in
-from bayplan.planner.model.operations import FusedAttentionMode, operation_flops
+from bayplan.planner.model.activity import ActivityMode, EventKind, TraceTooLongError
+from bayplan.planner.model.operations import RealPathMode, operation_flops
+from bayplan.planner.model.tensor_arguments import storage_key, tensors_in
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -179,7 +180,7 @@ def test_attention_takes_the_way_of_real_tensors(
     real = [torch.zeros(query), torch.zeros(2, 4, 8, 16), torch.zeros(2, 4, 8, value_dim)]
     assert (torch._fused_sdp_choice(*real) != 0) is is_fused
     score_bytes = 2 * 4 * 8 * 8 * 4
-    with FusedAttentionMode(), watching() as mode, torch.no_grad():
+    with RealPathMode(), watching() as mode, torch.no_grad():
         nn.functional.scaled_dot_product_attention(*(tensor.to("meta") for tensor in real))
     sizes = [event.num_bytes for event in mode.log.events if event.kind == EventKind.ALLOCATE]
     assert (sizes.count(score_bytes) == 0) is is_fused
@@ -188,7 +189,7 @@ def test_attention_takes_the_way_of_real_tensors(
 def test_a_boolean_mask_becomes_a_float_one() -> None:
     query = meta(1, 2, 8, 4)
     mask = meta(1, 1, 8, 8, dtype=torch.bool)
-    with FusedAttentionMode(), watching() as mode, torch.no_grad():
+    with RealPathMode(), watching() as mode, torch.no_grad():
         nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
     assert 8 * 8 * 4 in [event.num_bytes for event in mode.log.events]
 

@@ -6,12 +6,14 @@ import transformers
 from tiny_models import build
 
 from bayplan.planner.model.inputs import Attempt, UnknownInputsError, attempts, make_inputs
+from bayplan.planner.model.modalities import layouts, modalities
 
 PLAIN = Attempt(has_mask=False)
 
 
 def shapes(inputs: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    assert all(tensor.is_meta for tensor in inputs.values())
+    """Their shapes; integers have values, all else is on meta."""
+    assert all(tensor.is_meta is tensor.is_floating_point() for tensor in inputs.values())
     return {name: tuple(tensor.shape) for name, tensor in inputs.items()}
 
 
@@ -63,14 +65,38 @@ def test_sound() -> None:
     assert shapes(make_inputs(model, PLAIN, batch=1, num_tokens=6)) == {"input_values": (1, 60)}
 
 
-def test_every_modality() -> None:
-    inputs = make_inputs(build("clip"), Attempt(has_mask=False, every_modality=True), batch=2, num_tokens=5)
+def test_images_beside_text() -> None:
+    model = build("clip")
+    (image,) = modalities(model)
+    first = next(layouts(model, image, 2))
+    inputs = make_inputs(model, Attempt(has_mask=False, layout=first), batch=2, num_tokens=5)
     assert shapes(inputs) == {"input_ids": (2, 5), "pixel_values": (2, 3, 16, 16)}
 
 
-def test_a_single_prompt_is_first_tried_without_a_mask() -> None:
-    assert attempts(1)[0] == PLAIN
-    assert attempts(4)[0] == Attempt(has_mask=True)
+def test_ways_to_call_a_model() -> None:
+    """As `generate()` would first, then what more models accept."""
+    masks = [Attempt(has_mask=False), Attempt(has_mask=True)]
+    assert list(attempts(build("llama"), 1)) == masks
+    assert list(attempts(build("llama"), 4)) == masks[::-1]
+    with_images = list(attempts(build("clip"), 1))
+    assert with_images[:2] == masks
+    assert [attempt.layout.shape for attempt in with_images[2:] if attempt.layout is not None] == [
+        (1, 3, 16, 16),
+        (1, 1, 3, 16, 16),
+        (1, 1, 1, 3, 16, 16),
+    ]
+
+
+def test_ids_are_those_of_ordinary_words() -> None:
+    """Padding, begin and end are 0, 1 and 2 here; classifiers look for the end of an encoder's text."""
+    assert make_inputs(build("llama"), PLAIN, batch=1, num_tokens=3)["input_ids"].tolist() == [[3, 3, 3]]
+    inputs = make_inputs(build("bart"), PLAIN, batch=1, num_tokens=2, encoder_context=3)
+    assert inputs["input_ids"].tolist() == [[3, 3, 2]]
+
+
+def test_prompts_of_unequal_length_are_padded_on_the_left() -> None:
+    inputs = make_inputs(build("llama"), Attempt(has_mask=True), batch=2, num_tokens=3)
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
 
 
 def test_unknown_input(monkeypatch: pytest.MonkeyPatch) -> None:

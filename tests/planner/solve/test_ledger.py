@@ -17,7 +17,6 @@ from bayplan.planner.solve.chain import Chain, ChainTie
 from bayplan.planner.solve.ledger import empty_ledger, ledger_of, replica_bytes, slot_bytes
 from bayplan.planner.solve.margins import (
     ACCELERATOR_RUNTIME_BYTES,
-    ACTIVATION_SLACK_BYTES,
     RUNTIME_BYTES,
     activation_bounds,
     runtime_bounds,
@@ -63,7 +62,7 @@ def test_all_resident() -> None:
     assert ledger_of(CHAIN, placed(CHAIN, 3)) == Ledger(
         weights=(2752, 2752),
         kv=(16, 16),
-        activations=(3200, 3200 + 800 + ACTIVATION_SLACK_BYTES),
+        activations=(3200, 3300),
         staging=(4096, 4096),
         load_transient=(0, 0),
         runtime=RUNTIME_BYTES[Backend.CPU],
@@ -121,7 +120,8 @@ def test_a_device_that_holds_nothing() -> None:
 
 
 def test_margins() -> None:
-    assert activation_bounds(1000) == (1000, 1250 + ACTIVATION_SLACK_BYTES)
+    assert activation_bounds(1000) == (1000, 1032)
+    assert activation_bounds(0) == (0, 0)
     assert runtime_bounds(Backend.CUDA) == ACCELERATOR_RUNTIME_BYTES
     assert runtime_bounds(Backend.CPU) == RUNTIME_BYTES[Backend.CPU]
 

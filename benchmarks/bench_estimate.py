@@ -1,0 +1,300 @@
+"""Is the estimate right, and quick: 51 published models, beside accelerate's estimate-memory and hf-mem.
+
+Usage: python benchmarks/bench_estimate.py --peer-python PYTHON [--samples N] [--models NAME ...]
+PYTHON is that of an environment with accelerate, hf-mem, torch and transformers. Asserts classes, parameters,
+ties and bytes before it reports anything; exits with 1 if a limit on time or memory is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import struct
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from checkpoints import minilm  # noqa: E402  the path must be there first
+from estimate_peers import (  # noqa: E402
+    ACCELERATE,
+    HF_MEM,
+    PEER_BYTES,
+    PEER_SECONDS,
+    TRUE_CACHE,
+    Ran,
+    last_json,
+    run,
+    run_peer,
+)
+from hub_server import HubServer, hub_server  # noqa: E402
+
+MODELS = ROOT / "tests" / "data" / "models"
+MINILM = "sentence-transformers--all-MiniLM-L6-v2"
+LONG_CONTEXT = 32_768
+MAX_COLD_NS, MAX_COLD_BYTES, MAX_CACHED_NS = 8 * 10**9, 2**30, 10**9
+PEER_PACKAGES = ("accelerate", "hf-mem", "torch", "transformers")
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+Row = dict[str, Any]
+
+
+def bayplan(words: list[str], cache: Path) -> Ran:
+    """Call the command line in a fresh process with a graph cache of its own."""
+    environment = {"BAYPLAN_CACHE_DIR": str(cache), "COLUMNS": "100"}
+    return run([sys.executable, "-m", "bayplan", *words], environment=environment)
+
+
+def medians(samples: list[Ran]) -> dict[str, int]:
+    """Return the median wall time and the largest peak of several processes."""
+    return {
+        "wall_ns": int(statistics.median(sample.wall_ns for sample in samples)),
+        "peak_rss_bytes": max(sample.peak_rss_bytes for sample in samples),
+    }
+
+
+def ours(name: str, facts: Row, inventory: Path, samples: int, work: Path) -> Row:
+    """Estimate and plan one model, cold and again; check the answers against `facts`."""
+    config, cache = MODELS / f"{name}.json", work / "cache"
+    commands = {
+        "estimate": ["estimate", str(config), "--json"],
+        "plan": ["plan", str(config), "-i", str(inventory), "-o", str(work / "plan.json"), "--json"],
+    }
+    ran: dict[str, list[Ran]] = {}
+    for _ in range(samples):
+        for what, words in commands.items():
+            shutil.rmtree(cache, ignore_errors=True)
+            for state in ("cold", "cached"):
+                ran.setdefault(f"{what} {state}", []).append(bayplan(words, cache))
+    first = ran["estimate cold"][0]
+    row: Row = {"seconds_and_bytes": {key: medians(found) for key, found in ran.items()}}
+    if not facts:
+        assert "is defined by code that comes with the checkpoint" in first.error, first.error
+        return row | {"error": "needs remote code"}
+    assert not first.error, f"{name}: {first.error}"
+    assert len({sample.out for key in ("cold", "cached") for sample in ran[f"estimate {key}"]}) == 1, name
+    assert not any(sample.error for sample in (*ran["plan cold"], *ran["plan cached"])), name
+    found = json.loads(first.out)
+    truth = {
+        "class": facts["class"],
+        "params": facts["params"],
+        "total_bytes": facts["fp32_with_buffers_bytes"],
+        "largest_bytes": facts["largest_fp32_bytes"],
+        "tied": facts["ties"],
+    }
+    got = {
+        "class": found["class"],
+        "params": found["params"],
+        "total_bytes": found["formats"]["fp32"]["total_bytes"],
+        "largest_bytes": found["formats"]["fp32"]["largest_layer_bytes"],
+        "tied": sorted(sorted(group) for group in found["tied"]),
+    }
+    assert got == truth, f"{name}: {got} is not {truth}"
+    shutil.rmtree(cache, ignore_errors=True)
+    long = bayplan([*commands["estimate"], "--context", str(LONG_CONTEXT)], cache)
+    assert not long.error, f"{name}: {long.error}"
+    deep = json.loads(long.out)
+    return row | truth | {key: deep[key] for key in ("kv_bytes", "context", "encoder_context", "dtype")}
+
+
+def true_cache(python: str, folder: Path, row: Row) -> Row:
+    """Check our cache bytes at the long context against those of a plain forward, where one runs."""
+    arguments = (
+        row["class"],
+        TORCH_DTYPES[row["dtype"]],
+        str(row["context"]),
+        str(row["encoder_context"] or 0),
+    )
+    found = last_json(run_peer(python, TRUE_CACHE, str(folder), *arguments))
+    if "error" not in found:
+        assert found["kv_bytes"] == row["kv_bytes"], f"{folder.name}: cache {row['kv_bytes']} is not {found}"
+    return found
+
+
+def accelerate(python: str, folder: Path, row: Row, samples: int) -> Row:
+    """Ask accelerate for the fp32 total of the same config."""
+    ran = [run_peer(python, ACCELERATE, str(folder)) for _ in range(samples)]
+    return _with_error(last_json(ran[0]), "total_bytes", row.get("total_bytes")) | medians(ran)
+
+
+def hf_mem(python: str, hub: HubServer, name: str, row: Row, samples: int) -> Row:
+    """Ask hf-mem for the cache at the same context, and for the weights where there are real headers."""
+    words = ["--model-id", name.replace("--", "/"), "--json-output", "--experimental"]
+    words += ["--max-model-len", str(row.get("context", LONG_CONTEXT))]
+    ran = [run_peer(python, HF_MEM, hub.url, *words) for _ in range(samples)]
+    found = last_json(ran[0])
+    if "error" not in found:
+        weights = found["memory"] if name == MINILM else None
+        found = {"kv_bytes": found["kv_cache"], "weights_bytes": weights}
+    return _with_error(found, "kv_bytes", row.get("kv_bytes")) | medians(ran)
+
+
+def _with_error(found: Row, key: str, truth: int | None) -> Row:
+    value = found.get(key)
+    if isinstance(value, int) and truth:
+        found["error_percent"] = round(100 * (value - truth) / truth, 2)
+    return found
+
+
+def serve(name: str, folder: Path, hub: HubServer) -> None:
+    """Offer one model's config on the local Hub, with its real header, or with a header of one number."""
+    if name == MINILM:
+        shutil.copyfile(minilm() / "model.safetensors", folder / "model.safetensors")
+    else:
+        header = json.dumps({"x": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(2))
+    hub.repos[name.replace("--", "/")] = folder
+
+
+def size(num_bytes: object) -> str:
+    """Return bytes for a table, in GiB."""
+    return f"{num_bytes / 2**30:.2f}" if isinstance(num_bytes, int) else "-"
+
+
+def cell(found: Row, key: str) -> str:
+    """Return a peer's answer with its error, or why it has none."""
+    if "error" in found:
+        return str(found["error"]).replace("|", "/")[:60]
+    off = found.get("error_percent")
+    return size(found.get(key)) + (f" ({off:+.2f} %)" if off else "")
+
+
+def cost(figures: Row) -> str:
+    """Return seconds and MiB for a table."""
+    return f"{figures['wall_ns'] / 1e9:.1f} / {figures['peak_rss_bytes'] / 2**20:.0f}"
+
+
+def render(results: dict[str, Row], head: str) -> str:
+    """Return the table of all models."""
+    lines = [
+        head,
+        "",
+        "| model | class | parameters | fp32 GiB | accelerate's | cache GiB at context | hf-mem's"
+        " | estimate s / MiB | again | plan s / MiB | again | accelerate s / MiB | hf-mem s / MiB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, row in results.items():
+        spent = row["ours"]["seconds_and_bytes"]
+        mine = row["ours"]
+        cache = f"{size(mine['kv_bytes'])} at {mine['context']}" if mine.get("kv_bytes") else "-"
+        cells = [
+            name.replace("--", "/"),
+            mine.get("class", mine.get("error")),
+            f"{mine['params']:,}" if "params" in mine else "-",
+            size(mine.get("total_bytes")),
+            cell(row["accelerate"], "total_bytes"),
+            cache,
+            cell(row["hf_mem"], "kv_bytes") if mine.get("kv_bytes") else "-",
+            *(cost(spent[key]) for key in ("estimate cold", "estimate cached", "plan cold", "plan cached")),
+            cost(row["accelerate"]),
+            cost(row["hf_mem"]),
+        ]
+        lines.append(f"| {' | '.join(str(text) for text in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def missed(name: str, row: Row) -> list[str]:
+    """Return the limits that our own processes pass."""
+    found = []
+    for key, figures in row["ours"]["seconds_and_bytes"].items():
+        is_cached = key.endswith("cached")
+        if is_cached and "error" in row["ours"]:
+            continue  # A refusal is not kept.
+        if figures["wall_ns"] > (MAX_CACHED_NS if is_cached else MAX_COLD_NS):
+            found.append(f"{name}: {key} takes {figures['wall_ns'] / 1e9:.2f} s")
+        if figures["peak_rss_bytes"] > MAX_COLD_BYTES:
+            found.append(f"{name}: {key} takes {figures['peak_rss_bytes'] / 2**20:.0f} MiB")
+    return found
+
+
+def peer_versions(python: str) -> Row:
+    """Return the versions in the peers' environment."""
+    script = "import json, sys; from importlib.metadata import version; "
+    script += "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+    return last_json(run([python, "-c", script, *PEER_PACKAGES]))
+
+
+def main() -> int:
+    """Measure, check, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--peer-samples", type=int, default=1)
+    parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    arguments = parser.parse_args()
+    known = json.loads((MODELS / "facts.json").read_text())
+    names = arguments.models or sorted(path.stem for path in MODELS.glob("*--*.json"))
+    results: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as scratch, hub_server() as hub:
+        work = Path(scratch)
+        inventory = work / "machine.json"
+        declared = ["inventory", "--device", "h100-80gb*8", "--host-memory", "2TiB", "-o", str(inventory)]
+        assert not bayplan(declared, work / "cache").error
+        for name in names:
+            folder = work / name
+            folder.mkdir()
+            shutil.copyfile(MODELS / f"{name}.json", folder / "config.json")
+            mine = ours(name, known.get(name, {}), inventory, arguments.samples, work)
+            if mine.get("kv_bytes"):
+                mine["true_cache"] = true_cache(arguments.peer_python, folder, mine)
+            row = {"ours": mine}
+            row["accelerate"] = accelerate(arguments.peer_python, folder, mine, arguments.peer_samples)
+            serve(name, folder, hub)
+            row["hf_mem"] = hf_mem(arguments.peer_python, hub, name, mine, arguments.peer_samples)
+            results[name] = row
+            print(name, {key: cost(found) for key, found in mine["seconds_and_bytes"].items()}, flush=True)
+    over = [text for name, row in results.items() for text in missed(name, row)]
+    found = {
+        "command": "python benchmarks/bench_estimate.py --peer-python PYTHON"
+        f" --samples {arguments.samples} --peer-samples {arguments.peer_samples}",
+        "versions": {
+            name: version(name) for name in ("bayplan", "torch", "transformers", "msgspec", "huggingface_hub")
+        }
+        | {"python": platform.python_version()},
+        "peers": peer_versions(arguments.peer_python),
+        "peer_limits": {"seconds": PEER_SECONDS, "address_space_bytes": PEER_BYTES},
+        "machine": {
+            "cores": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "kernel": platform.release(),
+        },
+        "limits_passed": over,
+        "results": results,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "estimate_models.json").write_text(json.dumps(found, indent=2) + "\n")
+    table = render(results, HEAD)
+    (arguments.out / "estimate_models.md").write_text(table)
+    print(table)
+    for text in over:
+        print(f"limit passed: {text}")
+    return 1 if over else 0
+
+
+HEAD = f"""# Published models: what each tool says
+
+fp32 total with all buffers, of the class that the config names. Ours equals what is counted on the model
+that `transformers` builds (`tests/data/models/facts.json`), or the benchmark fails. `accelerate` is what
+its `estimate-memory` computes, with its distance from that; it takes the class without a head.
+
+The cache is that of batch 1 at {LONG_CONTEXT} positions, or at the model's maximum, in the model's own
+data type. Ours equals that of a plain forward of `transformers` on the meta device, wherever one runs
+(`true_cache` in the JSON file), or the benchmark fails. `hf-mem` computes its own from the config, with
+its distance from ours; the weights it reads from shard headers, which are here for all-MiniLM-L6-v2 alone
+(`weights_bytes`).
+
+Seconds and peak resident MiB of a fresh process, medians; *again*: with our own graph cache. A peer that
+takes more than {PEER_SECONDS} s or {PEER_BYTES // 2**30} GiB of address space is stopped."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""What running the model takes beside its weights: cache, activations and the runtime, as ranges."""
+
+from __future__ import annotations
+
+from bayplan.planner.solve.margins import ACCELERATOR_RUNTIME_BYTES, RUNTIME_BYTES, activation_bounds
+from bayplan.schemas.estimate import InferenceEstimate
+from bayplan.schemas.graph import ModelGraph
+from bayplan.schemas.types import FloatFormat
+
+
+def kv_bytes(graph: ModelGraph) -> int:
+    """Return the bytes of the whole cache at the context that `graph` was traced for."""
+    return sum(block.kv_bytes for block in graph.blocks)
+
+
+def activation_bytes(graph: ModelGraph) -> tuple[int, int]:
+    """Return `[lo, hi]` bytes of activations where one device computes all blocks."""
+    peaks = (max(block.prefill.activation_bytes, block.decode.activation_bytes) for block in graph.blocks)
+    return activation_bounds(graph.base_activation_bytes + max(peaks, default=0))
+
+
+def runtime_bytes() -> tuple[int, int]:
+    """Return `[lo, hi]` bytes of the runtime, on whatever kind of device."""
+    bounds = (*RUNTIME_BYTES.values(), ACCELERATOR_RUNTIME_BYTES)
+    return min(lo for lo, _ in bounds), max(hi for _, hi in bounds)
+
+
+def inference_estimate(
+    weights_bytes: int, traced: ModelGraph, compute_dtype: FloatFormat
+) -> InferenceEstimate:
+    """Return what running takes on one device.
+
+    Args:
+        weights_bytes: In the format asked for.
+        traced: Traced in a data type as wide as `compute_dtype`.
+        compute_dtype: Of cache and activations.
+    """
+    kv = kv_bytes(traced)
+    activations, runtime = activation_bytes(traced), runtime_bytes()
+    fixed = weights_bytes + kv
+    return InferenceEstimate(
+        compute_dtype=compute_dtype,
+        weights_bytes=weights_bytes,
+        kv_bytes=kv,
+        activation_bytes=activations,
+        runtime_bytes=runtime,
+        total_bytes=(fixed + activations[0] + runtime[0], fixed + activations[1] + runtime[1]),
+    )

@@ -1,0 +1,41 @@
+"""An estimate on one screen: every format, what running and training takes, and where it fits.
+
+Owns the layout for a terminal. Reads estimates only: nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from bayplan.planner.present.estimate_facts import footnotes, header_facts
+from bayplan.planner.present.estimate_tables import (
+    fits_table,
+    inference_table,
+    split_columns,
+    training_table,
+    weights_table,
+)
+from bayplan.planner.present.show import facts_grid, rich_table
+from bayplan.schemas.estimate import Estimate
+
+
+def render_estimate(estimate: Estimate, *, width: int) -> RenderableType:
+    """Return the picture of `estimate` for a terminal.
+
+    Args:
+        estimate: Any.
+        width: Columns of the terminal.
+    """
+    tables = (
+        weights_table(estimate),
+        inference_table(estimate),
+        training_table(estimate),
+        fits_table(estimate),
+    )
+    parts: list[RenderableType] = [facts_grid(header_facts(estimate))]
+    for table in tables:
+        if table is not None and table.rows:
+            for part in split_columns(table, width):
+                parts += [Text(), rich_table(part)]
+    return Group(*parts, Text(), facts_grid(footnotes(estimate), style="dim"))
