@@ -65,8 +65,7 @@ cache = output.get("past_key_values", output.get("cache_params"))
 found, seen = {}, set()
 def walk(value, depth=6):
     if isinstance(value, torch.Tensor):
-        if value.dim():
-            found[id(value)] = value.nbytes
+        found[id(value)] = value.nbytes
     elif depth and id(value) not in seen:
         seen.add(id(value))
         if isinstance(value, dict):
@@ -109,7 +108,6 @@ def run(
     The peak resident set of a child is never below that of the process that started it: this one imports
     neither torch nor transformers.
     """
-
     start = time.perf_counter_ns()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(

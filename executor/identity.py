@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from bayplan.executor.progress import Progress
     from bayplan.schemas.plan import Plan, Shard
+    from bayplan.schemas.progress import Progress
 
 _HASH_BYTES = 8 * 2**20
 _SHOWN_DIFFERENCES = 8

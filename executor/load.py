@@ -29,10 +29,10 @@ from bayplan.executor.materialize import (
 from bayplan.executor.measure import ForwardMeter, MemoryMeter
 from bayplan.executor.open_files import OpenFiles
 from bayplan.executor.preflight import Approved, check_runnable, last_checks, open_plan, preflight
-from bayplan.executor.progress import Progress, no_progress
 from bayplan.executor.reader import Request, Scratch, ShardReader, make_requests
 from bayplan.executor.ring import Fill, Ring
 from bayplan.executor.state import LoadedState, Stream, attach, detach, state_of
+from bayplan.schemas.progress import Progress, untold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -125,7 +125,7 @@ def carry_out(approved: Approved, progress: Progress | None = None, *, checks_ns
         BayplanError: As `load_model`.
     """
     started_ns = time.perf_counter_ns()
-    tell = progress if progress is not None else no_progress
+    tell = progress if progress is not None else untold
     plan, model = approved.plan, approved.model
     content_verified, notes = last_checks(approved, tell)
     memory = MemoryMeter()

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from bayplan.executor.arena import Arena, Region, Slots
     from bayplan.executor.layout import PlacedTensor
-    from bayplan.executor.progress import Progress
     from bayplan.executor.reader import TensorSource
     from bayplan.executor.sources import TensorSources
+    from bayplan.schemas.progress import Progress
     from bayplan.schemas.types import Fqn
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bayplan.executor.backend import DeviceBackend
-    from bayplan.executor.progress import Progress
+    from bayplan.schemas.progress import Progress
     from bayplan.schemas.types import DeviceId
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from bayplan.executor.inputs import ModelInputs
     from bayplan.executor.preflight import Approved
-    from bayplan.executor.progress import Progress
     from bayplan.schemas.plan import Plan, Workload
+    from bayplan.schemas.progress import Progress
 
 DEFAULT_NEW_TOKENS = 20
 

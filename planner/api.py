@@ -27,11 +27,11 @@ from bayplan.schemas.errors import UsageError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import Backend, DeviceId, Objective, Residency
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
-    from bayplan.planner.model.source import Progress
 
 
 _STEPS = 2
@@ -104,7 +104,7 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     from bayplan.planner.hardware.probe import probe_inventory  # torch, only if this machine is asked
     from bayplan.planner.model.cached import cached_read_model
 
-    tell = progress if progress is not None else _untold
+    tell = progress if progress is not None else untold
     tell("plan", 0, _STEPS)
     inventory = options.inventory or probe_inventory()
     max_memory = parse_max_memory(options.max_memory, inventory)
@@ -142,10 +142,6 @@ def _check_unused(
                 where="--max-memory or --pin",
                 hint="plan for a declared inventory with -i to see what it would do",
             )
-
-
-def _untold(stage: str, done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 def solve(

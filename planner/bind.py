@@ -23,7 +23,7 @@ from bayplan.schemas.types import FloatFormat
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
-    from bayplan.planner.model.source import Progress
+    from bayplan.schemas.progress import Progress
 
 _SHOWN = 8
 

@@ -44,16 +44,16 @@ def planned_form(read: ReadModel, asked: str | None) -> PlannedForm:
     """
     name = None if asked is None else parse_format(asked, where="--format")
     plain = read.graph
-    if name is not None and name in ASKED_SCHEMES:
-        forms = quantized_weights(plain, ASKED_SCHEMES[name])
-        graph = with_forms(plain, forms)
-    elif name is None and read.scheme is not None:
+    if read.scheme is not None and name in (None, read.scheme.name):
         forms = _own_forms(read, read.scheme)
         if read.stored is None:
             graph = in_format(plain, read.scheme.name, scheme=read.scheme)
         else:
             graph = with_tensors(plain, read.stored)
             plain = _as_stored(plain, read.stored_dtypes)
+    elif name is not None and name in ASKED_SCHEMES:
+        forms = quantized_weights(plain, ASKED_SCHEMES[name])
+        graph = with_forms(plain, forms)
     else:
         forms, graph = {}, plain
     formats, rules, block_formats = plan_formats(plain, read.dtype, forms)

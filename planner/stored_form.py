@@ -61,10 +61,11 @@ def in_format(graph: ModelGraph, name: str, *, scheme: Scheme | None = None) -> 
     Raises:
         UsageError: `name` is no format.
     """
+    if scheme is None:
+        name = parse_format(name, where="format")
+        scheme = ASKED_SCHEMES.get(name)
     if name in FLOATS:
         graph = _recast(graph, name)
-    elif scheme is None:
-        scheme = ASKED_SCHEMES[parse_format(name, where="format")]
     return graph if scheme is None else with_forms(graph, quantized_weights(graph, scheme))
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.pretty_json import pretty
-from bayplan.schemas.types import BytesRange, Count, DeviceId, FloatFormat, Fqn, NumBytes
+from bayplan.schemas.types import Backend, BytesRange, Count, DeviceId, FloatFormat, Fqn, NumBytes
 
 
 class Counted(enum.StrEnum):
@@ -84,6 +84,7 @@ class FitDevice(msgspec.Struct, frozen=True, kw_only=True):
 
     id: DeviceId
     kind: str
+    backend: Backend
     budget_bytes: NumBytes
     """Capacity less reserve."""
 
@@ -126,6 +127,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """How the checkpoint is quantized; None: not at all."""
     batch: Count
     context: Count
+    has_positions: bool
+    """Whether `context` counts: not where a model takes images alone."""
     encoder_context: Count | None
     formats: dict[str, FormatEstimate]
     """Format to its row, in the order of the table."""

@@ -51,6 +51,8 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_buffer: bool = False
     is_persistent: bool = True
     """False: computed at load, not in the checkpoint."""
+    is_frozen: bool = False
+    """True: a parameter that the model itself keeps from being trained, such as sinusoidal positions."""
     role: TensorRole = TensorRole.OTHER
     linears: Linears | None = None
     """Set for the roles of linear layers, whatever the order of the tensor's dimensions."""

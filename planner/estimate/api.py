@@ -20,12 +20,12 @@ from bayplan.planner.solve.chain import chain_from_graph
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.progress import Progress, untold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bayplan.planner.model.facts import ReadModel
-    from bayplan.planner.model.source import Progress
     from bayplan.planner.solve.chain import Chain
 
 CHECKPOINT = "checkpoint"
@@ -87,7 +87,7 @@ def make_estimate(model: str, options: EstimateOptions, progress: Progress | Non
     """
     names = parse_formats(options.dtypes)
     lora = None if options.lora is None else parse_lora(options.lora)
-    tell = progress if progress is not None else _untold
+    tell = progress if progress is not None else untold
     tell("estimate", 0, _STEPS)
     traces = Traces(model, options, progress)
     read = traces.own()
@@ -109,6 +109,7 @@ def make_estimate(model: str, options: EstimateOptions, progress: Progress | Non
         scheme=None if read.scheme is None else read.scheme.describe(),
         batch=read.workload.batch,
         context=read.workload.context,
+        has_positions=read.has_positions,
         encoder_context=read.workload.encoder_context,
         formats=forms.rows(names),
         checkpoint=forms.checkpoint_row(),
@@ -175,7 +176,3 @@ def _chain(read: ReadModel, name: str) -> Chain:
     graph = forms.checkpoint_graph() if name == CHECKPOINT else forms.graph(name)
     assert graph is not None, "asked for only where the checkpoint is known"
     return chain_from_graph(graph, scratch_bytes=read.scratch_bytes)
-
-
-def _untold(stage: str, done: int, total: int) -> None:
-    """Tell nobody."""

@@ -22,7 +22,7 @@ def fit_devices(inventory: Inventory) -> tuple[FitDevice, ...]:
     """Return the devices with the budgets that a plan without `--max-memory` gives them."""
     budgets = device_budgets(inventory, {})
     return tuple(
-        FitDevice(id=device.id, kind=device.kind, budget_bytes=budgets[device.id])
+        FitDevice(id=device.id, kind=device.kind, backend=device.backend, budget_bytes=budgets[device.id])
         for device in inventory.devices
     )
 

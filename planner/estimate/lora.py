@@ -19,6 +19,7 @@ _MAX_SHOWN = 12
 def adapter_shapes(graph: ModelGraph, lora: LoraOptions) -> tuple[tuple[int, int], ...]:
     """Return the shapes of all adapter matrices: for each target `[rank, in]` and `[out, rank]`.
 
+    Of a `Conv1D`, which stores its weight the other way round, in and out are exchanged.
     The experts of a mixture that are stored in one tensor are no linear modules and get none.
 
     Args:

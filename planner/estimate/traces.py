@@ -16,7 +16,7 @@ from bayplan.schemas.types import FloatFormat
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
-    from bayplan.planner.model.source import Progress
+    from bayplan.schemas.progress import Progress
 
 _BY_WIDTH: dict[int, FloatFormat] = {32: "fp32", 16: "bf16"}
 

@@ -14,7 +14,7 @@ from bayplan.planner.estimate.lora import adapter_shapes
 from bayplan.planner.estimate.options import LoraOptions
 from bayplan.schemas.dtypes import parse_dtype
 from bayplan.schemas.estimate import Recipe, TrainingEstimate
-from bayplan.schemas.graph import ModelGraph, TensorRecord
+from bayplan.schemas.graph import ModelGraph, TensorRecord, TensorRole
 
 _FP32_BYTES = 4
 _MOMENTS = 2
@@ -26,7 +26,7 @@ _CODE_BYTES = 256 * _FP32_BYTES
 
 
 def full_recipes(fp32: ModelGraph, bf16: ModelGraph) -> tuple[TrainingEstimate, ...]:
-    """Return what training every parameter takes.
+    """Return what training takes of every parameter that the model lets be trained.
 
     Args:
         fp32: The model in fp32.
@@ -82,10 +82,13 @@ def lora_recipes(
     """
     num_params = sum(math.prod(shape) for shape in adapter_shapes(own, lora))
     adapters = _FP32_BYTES * num_params
+    has_experts = any(one.role is TensorRole.EXPERTS for block in own.blocks for one in block.tensors)
+    left_out = "; none for the experts, which are no linear modules" if has_experts else ""
     return tuple(
         _recipe(
             recipe,
-            f"frozen {held} weights; fp32 adapters of rank {lora.rank}, their gradients and two moments",
+            f"frozen {held} weights; fp32 adapters of rank {lora.rank}, their gradients and two moments"
+            f"{left_out}",
             num_params,
             weights=total_bytes(base) + adapters,
             gradients=adapters,
@@ -131,12 +134,12 @@ def _recipe(
 
 
 def _trainable(graph: ModelGraph) -> list[TensorRecord]:
-    """Return the parameters that can have a gradient, each storage once."""
+    """Return the parameters that get gradients, each storage once."""
     return [
         tensor
         for block in graph.blocks
         for tensor in block.tensors
-        if not tensor.is_buffer and parse_dtype(tensor.dtype).name.startswith(("fp", "bf"))
+        if not (tensor.is_buffer or tensor.is_frozen) and parse_dtype(tensor.dtype).name.startswith(("fp", "bf"))
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-import platform
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -34,8 +33,6 @@ def may_have_accelerator(root: Path = Path("/")) -> bool:
     Args:
         root: Where `dev` and `proc` are found.
     """
-    if sys.platform == "darwin":
-        return platform.machine() == "arm64"
     if sys.platform != "linux" or any(os.environ.get(name) for name in _PRELOADED):
         return True
     if entry_points(group="torch.backends"):

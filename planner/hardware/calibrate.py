@@ -18,12 +18,12 @@ import msgspec
 from bayplan.planner.hardware.calibrate_disk import (
     CALIBRATION_FILE_BYTES,
     Clock,
-    Progress,
     measure_disk,
     round_rate,
 )
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.hardware import Device, Inventory
+from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import Backend
 
 _NANOSECONDS = 10**9
@@ -78,7 +78,7 @@ def calibrate(
             hint="leave out --device, --cpu, --host-memory and --disk",
         )
     work = effort or Effort()
-    report = progress or _ignore
+    report = progress or untold
     (node,) = inventory.nodes
     disk = measure_disk(folder, report, file_bytes=work.file_bytes, clock=clock)
     devices = tuple(
@@ -179,7 +179,3 @@ def _median_ns(action: Callable[[], object], clock: Clock, repeats: int = _REPEA
         action()
         times_ns.append(clock() - start_ns)
     return max(1, statistics.median_low(times_ns))
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Take a progress report that nobody asked for."""

@@ -16,13 +16,11 @@ from pathlib import Path
 
 from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.hardware import Disk
+from bayplan.schemas.progress import Progress
 from bayplan.schemas.sizes import format_size
 
 Clock = Callable[[], int]
 """Nanoseconds from any start."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much is done and how much there is in all, in the same unit."""
 
 CALIBRATION_FILE_BYTES = 512 * 2**20
 """Large enough that a disk's own cache and read-ahead at the ends do not decide."""

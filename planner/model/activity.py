@@ -196,6 +196,9 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.events.append(Event(EventKind.OPERATE, self._runner.kind(func).number, 0))
         tensors = argument_tensors(args, kwargs)
         producers = self._read(func, args, kwargs, tensors)
+        # Between the blocks a model picks what is real among its images and positions, at most all; within a
+        # block it might be experts, of which each takes a few.
+        self._runner.takes_all = not self._stack
         output, flops = self._runner.run(func, args, kwargs, tensors)
         for tensor in tensors_in(output):
             self._register(tensor, producers)

@@ -5,6 +5,7 @@ Owns the matching of logs. Knows nothing of what is alive in them.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bayplan.planner.model.activity import EventKind, TraceTooLongError
@@ -23,8 +24,8 @@ TOO_LONG = "a forward takes too many operations to be traced"
 def aligned_moments(forwards: Sequence[Sequence[Moment]]) -> Iterator[tuple[Moment, ...]]:
     """Yield the moments of the first forward, each with those of the others that do the same.
 
-    The first turn of a loop is the first in all, the others are counted from the last. What is alive grows evenly
-    from turn to turn, so the first and the last have the peak of all.
+    The first turn of a loop is the first in all, the others are counted from the last. What is alive grows
+    evenly from turn to turn, so the first and the last have the peak of all.
 
     Args:
         forwards: Of growing length, each with as many more turns of every loop than the one before.
@@ -44,7 +45,7 @@ def aligned_moments(forwards: Sequence[Sequence[Moment]]) -> Iterator[tuple[Mome
 def _between_calls(forward: Sequence[Moment]) -> list[Sequence[Moment]]:
     starts = [index for index, moment in enumerate(forward) if moment.kind != EventKind.OPERATE]
     bounds = [0, *(start for start in starts if start), len(forward)]
-    return [forward[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [forward[start:end] for start, end in pairwise(bounds)]
 
 
 def _aligned_places(deeds: Sequence[Sequence[Deed]]) -> list[tuple[int, ...]]:
@@ -57,8 +58,8 @@ def _aligned_places(deeds: Sequence[Sequence[Deed]]) -> list[tuple[int, ...]]:
         places = tuple(place + num_alike for place in places)
         if all(place == len(one) for place, one in zip(places, deeds, strict=True)):
             return rows
-        # The first sequence has left a loop in which the others have turns to go. From here on it is behind by
-        # one turn of the next sequence, two of the one after, and so are all its turns but the first.
+        # The first sequence has left a loop in which the others have turns to go. From here on it is one turn
+        # behind the next sequence, two behind the one after, and so are all its turns but the first.
         turn = _turn_length(deeds, places)
         behind = _num_periodic(deeds[0], places[0], turn)
         del rows[len(rows) - behind :]

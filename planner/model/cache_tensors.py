@@ -28,15 +28,14 @@ def find_cache(output: object) -> tuple[str, object] | None:
 
 
 def cache_tensors(cache: object) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that `cache` holds, each once; counters of a single number are left out.
+    """Return the tensors that `cache` holds, counters included, each once.
 
     Args:
         cache: A cache object, or tuples of tensors.
     """
     found: dict[int, torch.Tensor] = {}
     for tensor in _walk(cache, _MAX_DEPTH, set()):
-        if tensor.dim() > 0:
-            found.setdefault(id(tensor), tensor)
+        found.setdefault(id(tensor), tensor)
     return tuple(found.values())
 
 

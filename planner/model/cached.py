@@ -1,7 +1,8 @@
 """Reading a model, or taking what an earlier reading of the very same found. A hit imports no torch.
 
-Owns when the cache may be used. What it cannot see, and therefore trusts, is a library whose classes somebody
-changes in memory; those that were registered with transformers it does see.
+Owns when the cache may be used. Code that may read anything is never spoken for: a factory, and trusted code
+that comes with a checkpoint, are read anew each time. What the cache cannot see, and therefore trusts, is a
+library whose classes somebody changes in memory; those that were registered with transformers it does see.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bayplan.planner.model.facts import ReadModel
-    from bayplan.planner.model.source import ModelSource, Progress
+    from bayplan.planner.model.source import ModelSource
     from bayplan.planner.options import PlanOptions
+    from bayplan.schemas.progress import Progress
 
 _CLOCK_MARGIN_SECONDS = 2
 """How wrong a process's time of start may be beside a file's time of change."""
@@ -107,7 +109,7 @@ def _has_registered_classes() -> bool:
 
 
 def loaded_code() -> tuple[CodeFile, ...] | None:
-    """Return the source files that this process has loaded of the libraries which make graphs, sorted by path.
+    """Return the source files of `LIBRARIES` that this process has loaded, sorted by path.
 
     Modules that transformers copies from a model's folder are left out: the folder's own are in the key.
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _Key = TypeVar("_Key")
 
-# A call of a block without such a loop takes some hundred operations; of the 51 models in the tests' data the
-# most is 900, for a delta rule that loops inside its chunks.
+# A call of a block without such a loop takes some hundred operations; the most that was seen in real models
+# is 900, for a delta rule that loops inside its chunks.
 _MAX_HASTY_OPERATIONS = 2_500
 """Operations in one call of a block from which on short contexts are tried."""
 
@@ -39,11 +39,11 @@ _MAX_HASTY_OPERATIONS = 2_500
 _STRIDES = (1, 64, 256)
 """Positions of one turn of a loop."""
 
-# Longer than the kernel of any convolution over positions, whose cache is padded below it: all have 4 at most.
+# Longer than the kernel of any convolution over positions, below which its cache is padded: 4 at most.
 _MIN_CONTEXT = 5
 _NUM_POINTS = 3
 # Fields of caches that stop growing somewhere: no curve.
-_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
+_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "attention_window_size")
 
 
 def observe_any_length(
@@ -141,7 +141,7 @@ def _on_curves(
 
 
 class _Curve:
-    """The polynomial through values at several lengths, at another length: two make a line, three a parabola."""
+    """The polynomial through values at some lengths, at another: two make a line, three a parabola."""
 
     def __init__(self, lengths: Sequence[int], context: int) -> None:
         self._weights = tuple(
@@ -159,7 +159,7 @@ class _Curve:
         return ForwardFigures(
             moments=moments,
             flops=self.by_key([point.flops for point in points]),
-            activation_bytes=extremes.by_block,
+            activation_bytes=dict(extremes.by_block),
             output_bytes=self.by_key([point.output_bytes for point in points]),
             handed_bytes=self.by_key([point.handed_bytes for point in points]),
             least_bytes=extremes.least_bytes,
@@ -177,7 +177,9 @@ class _Curve:
         """Return the value on the curve, rounded up."""
         if len(set(values)) == 1:
             return values[0]
-        on_curve = sum((weight * value for weight, value in zip(self._weights, values, strict=True)), Fraction())
+        on_curve = sum(
+            (weight * value for weight, value in zip(self._weights, values, strict=True)), Fraction()
+        )
         return max(0, ceil(on_curve))
 
 

@@ -48,5 +48,7 @@ class ReadModel(msgspec.Struct, frozen=True, kw_only=True):
     buffers that are computed; None without headers."""
     stored_dtypes: dict[Fqn, str | None] = {}
     """Parameter -> its data type in the files; None: packed by a quantizer. Empty without headers."""
+    has_positions: bool = True
+    """False: whatever the context, inputs, cache and work are the same."""
     obstacle: Obstacle | None = None
     """Set where the model cannot be planned for, only measured."""

@@ -43,7 +43,12 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_checkpoint(
-    source: ModelSource, module: torch.nn.Module, graph: ModelGraph, *, is_quantized: bool
+    source: ModelSource,
+    module: torch.nn.Module,
+    graph: ModelGraph,
+    *,
+    is_quantized: bool,
+    is_scheme_known: bool = True,
 ) -> Fit:
     """Return how the checkpoint of `source` meets the model.
 
@@ -52,6 +57,8 @@ def fit_checkpoint(
         module: The model on meta, with plain layers.
         graph: Of `module`.
         is_quantized: The config says that the weights are.
+        is_scheme_known: What the config says of that is understood; if not, a checkpoint that does not fit
+            is one of which nothing is known.
 
     Raises:
         BayplanError: The checkpoint lacks parameters, or tensors of it have other shapes or data types.
@@ -62,7 +69,12 @@ def fit_checkpoint(
     packed = match_packed_names(module, entries)
     stored = stored_tensors(graph, entries.values(), packed.owners, packed.whole)
     if is_quantized:
-        return _fit_packed(source, module, entries, packed, stored)
+        try:
+            return _fit_packed(source, module, entries, packed, stored)
+        except BayplanError:
+            if is_scheme_known:
+                raise
+            return Fit()
     try:
         names = match_names(module, entries)
     except UnsupportedConversion as error:

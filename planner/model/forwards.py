@@ -290,19 +290,19 @@ class Runs:
     def _cached(self) -> list[tuple[int, int, int]]:
         """Return for each tensor of the cache its storage's serial number, its block and its bytes.
 
-        Views that differ count each; what no block fills, such as the state of a position counter, goes with
-        the first block that was called.
+        Views that differ count each. What no block fills, such as a layer's count of positions, goes with the
+        tensor before it, or with the first block that was called.
         """
         found = find_cache(self._output)
         # Of a forward that was stopped before it returned, the cache is known from a call of a block.
         cache = self._mode.cache if self._output is None else found and found[1]
-        first_called = next(iter(self._mode.log.num_calls), 0)
+        block = next(iter(self._mode.log.num_calls), 0)
         views: dict[tuple[object, ...], tuple[int, int, int]] = {}
         for tensor in () if cache is None else cache_tensors(cache):
             note = self._mode.note(tensor)
             if note is not None:
                 view = (note.serial, tensor.storage_offset(), tensor.shape, tensor.stride())
-                block = first_called if note.filled_in is None else note.filled_in
+                block = block if note.filled_in is None else note.filled_in
                 views[view] = (note.serial, block, tensor.nbytes)
         return list(views.values())
 

@@ -7,9 +7,10 @@ source is in the key without a line here: only what is known not to count is lef
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.machinery
 import importlib.util
-import itertools
 import os
 import platform
 import re
@@ -66,11 +67,13 @@ _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _INSTALLED = (".dist-info", ".egg-info", ".egg-link", ".pth")
 _OF_TOKENIZERS = ("tokenizer", "vocab", "merges", "special_tokens")
 """How the names of JSON files begin that may be large and say nothing of a graph."""
-_MAX_CODE_FILES = 1000
-_OTHER_CODE = re.compile(r'"[^"\s]*--[^"\s]*\.[A-Za-z_]\w*"')
-"""In a config: the string `org/name--module.Class`."""
-_OTHER_CONFIG = re.compile(r'"backbone"\s*:\s*"')
-"""In a config: a backbone by name, whose config transformers asks the Hub for."""
+_MAX_CONFIGS_BYTES = 64 * 2**20
+"""Of all JSON files together; indexes of the largest checkpoints have a third of it. A config may lie among
+data sets."""
+_OWN_CODE = re.compile(r'"auto_map"\s*:')
+"""In a config: the classes that come with it."""
+_OWN_GENERATE = "custom_generate"
+"""Folder of a checkpoint's own `generate`, which no config names."""
 
 
 class _Ingredients(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +85,9 @@ class _Ingredients(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[tuple[str, str, int, int], ...]
     """Name, file, length and time of change."""
     installed: tuple[tuple[str, int], ...]
-    """Every installed distribution, its version in its name, and when it was installed: which optional
-    packages there are changes what a model's code does."""
+    """Every installed distribution, its version in its name, and every module and package that can be imported
+    by a name without dots, with their times of change: which optional packages there are changes what a
+    model's code does. Of a package that is its `__init__.py`'s; packages without one are not seen."""
     environment: tuple[tuple[str, str], ...]
     may_have_accelerator: bool
     source: dict[str, object]
@@ -123,8 +127,9 @@ def digest_files(source: ModelSource, options: PlanOptions) -> Digests | None:
         options: `trust_remote_code` counts.
 
     Returns:
-        None where they could not tell a change: a factory's code may do anything, trusted code or the config
-        of a backbone may come from another repository, and what cannot be read cannot be compared.
+        None where they could not tell a change: the code of a factory, or trusted code of the checkpoint, may
+        read anything, and what cannot be read cannot be compared. Nor are gigabytes read that happen to lie
+        beside a config.
     """
     if source.factory is not None:
         return None
@@ -132,17 +137,14 @@ def digest_files(source: ModelSource, options: PlanOptions) -> Digests | None:
         return ()  # a library's own model
     folder = source.config_path.parent
     try:
-        if _refers(source.config_path, _OTHER_CONFIG):
+        if options.trust_remote_code and _brings_code(source.config_path):
             return None
         paths = {source.config_path}
         for path in folder.glob("*.json"):
             if not path.name.startswith(_OF_TOKENIZERS) and path.is_file():
                 paths.add(path)
-        if options.trust_remote_code:
-            code = set(itertools.islice(folder.rglob("*.py"), _MAX_CODE_FILES + 1))
-            if len(code) > _MAX_CODE_FILES or _refers(source.config_path, _OTHER_CODE):
-                return None
-            paths |= code
+        if sum(path.stat().st_size for path in paths) > _MAX_CONFIGS_BYTES:
+            return None
         return tuple(
             (path.relative_to(folder).as_posix(), sha256_digest(path.read_bytes())) for path in sorted(paths)
         )
@@ -170,12 +172,18 @@ def _library(name: str) -> tuple[str, str, int, int]:
 
 
 def _installed() -> Iterator[tuple[str, int]]:
+    endings = (*_INSTALLED, *importlib.machinery.all_suffixes())
+    script = getattr(sys.modules["__main__"], "__file__", None)  # edited often, and nobody imports it
     for folder in sys.path:
         try:
             with os.scandir(folder or ".") as entries:
                 for entry in entries:
-                    if entry.name.endswith(_INSTALLED):
-                        yield entry.name, entry.stat().st_mtime_ns
+                    is_whole = entry.name.endswith(endings)
+                    if entry.path == script or not (is_whole or entry.name.isidentifier()):
+                        continue
+                    path = entry.path if is_whole else os.path.join(entry.path, "__init__.py")
+                    with contextlib.suppress(OSError):  # no package, or a link to nowhere
+                        yield entry.name, os.stat(path).st_mtime_ns
         except OSError:
             continue  # sys.path names archives and folders that are not there
 
@@ -186,10 +194,11 @@ def _environment() -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _refers(config_path: Path, pattern: re.Pattern[str]) -> bool:
-    """Return whether the config takes something from another repository than its own.
+def _brings_code(config_path: Path) -> bool:
+    """Return whether a checkpoint has code of its own that is run where it is trusted.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The config cannot be read.
     """
-    return pattern.search(config_path.read_text(encoding="utf-8", errors="replace")) is not None
+    text = config_path.read_text(encoding="utf-8", errors="replace")
+    return _OWN_CODE.search(text) is not None or (config_path.parent / _OWN_GENERATE).is_dir()

@@ -165,16 +165,24 @@ def _spectrogram_shape(config: PreTrainedConfig, num_positions: int) -> tuple[in
     num_mel_bins = getattr(audio, "num_mel_bins", None)
     if num_mel_bins is not None:
         return (int(num_mel_bins), 2 * num_positions)
-    num_features = getattr(audio, "input_feat_per_channel", None)
-    return None if num_features is None else (num_positions, int(num_features))
+    for field in ("input_feat_per_channel", "feature_projection_input_dim"):
+        num_features = getattr(audio, field, None)
+        if num_features is not None:
+            return (num_positions, int(num_features))
+    return None
 
 
 def _sound_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:
-    """Return `[samples]` for models of the wave, `[frames, mel bins]` for those of its spectrogram."""
+    """Return `[samples]` or `[channels, samples]` of a wave, or `[frames, mel bins]` of a spectrogram."""
     audio = _part(config, "audio_config")
     samples_per_position = getattr(audio, "inputs_to_logits_ratio", None)
+    if callable(samples_per_position):
+        samples_per_position = samples_per_position()
     if samples_per_position is not None:
         return (num_positions * int(samples_per_position),)
+    num_channels, num_samples = getattr(audio, "audio_channels", None), getattr(audio, "sampling_rate", None)
+    if num_channels is not None and num_samples is not None:
+        return (int(num_channels), int(num_samples))  # One second.
     num_frames, num_mel_bins = getattr(audio, "max_length", None), getattr(audio, "num_mel_bins", None)
     return None if num_frames is None or num_mel_bins is None else (int(num_frames), int(num_mel_bins))
 

@@ -29,6 +29,8 @@ class Runner:
     """Runs operations, and remembers which real tensors have lost their values and what shapes came out."""
 
     def __init__(self) -> None:
+        self.takes_all = False
+        """Whether a mask without values is taken to be true everywhere, where places in it are asked for."""
         self._kinds: dict[int, Kind] = {}
         self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """Storages on the CPU into which something without values was written."""
@@ -83,9 +85,12 @@ class Runner:
         assert isinstance(on_meta, torch.Tensor)
         if kind.is_random or on_meta.numel() > MAX_KNOWN_ELEMENTS:
             return on_meta
-        if func.overloadpacket.__name__.startswith("empty"):
-            # Floats that are not yet filled are made to take results of weights.
-            return on_meta if on_meta.is_floating_point() else _zeros_like(on_meta)
+        name = func.overloadpacket.__name__
+        is_filled = not name.startswith("empty")
+        if on_meta.is_floating_point() and (not is_filled or (name == "zeros" and on_meta.numel() > 1)):
+            return on_meta  # Made to take results of weights, or as the first state of a recurrence.
+        if not is_filled:
+            return _zeros_like(on_meta)
         return func(*args, **{**named, "device": _CPU})
 
     def _create_like(
@@ -141,13 +146,15 @@ class Runner:
             return Result(output=False, flops=0)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _META}
-        if not is_mixed:
+        if not (is_mixed or self.takes_all):
             return run_remembered(func, kind, args, kwargs)
         written = [
             target
             for position, name in kind.writes
             for target in tensors_in(args[position] if position < len(args) else kwargs.get(name))
         ]
+        if func is _aten.nonzero.default and self.takes_all and _is_bool(args[0]):
+            return Result(self._places(_tensor(args[0])), 0)
         if func is _aten.masked_select.default and self.is_known(mask := _tensor(args[1])):
             return Result(_selected(_tensor(args[0]), mask), 0)
         meta_args, meta_kwargs = _twins(self._with_places(func, args), kwargs)
@@ -167,12 +174,17 @@ class Runner:
             return args
         indices: list[object] = []
         for index in args[1]:
-            is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-            if is_mask and self.is_known(index):
-                indices.extend(index.nonzero().unbind(1))
+            if _is_bool(index) and (self.takes_all or self.is_known(_tensor(index))):
+                indices.extend(self._places(_tensor(index)).unbind(1))
             else:
                 indices.append(index)
         return (args[0], indices, *args[2:])
+
+    def _places(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return the places at which a mask is true, `[number, dimensions]`; all, if it has no values."""
+        if self.is_known(mask):
+            return mask.nonzero()
+        return torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=_META)
 
     def _lose(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

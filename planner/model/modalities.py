@@ -242,7 +242,7 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, ...] | None:
 
 def _spectrogram_shape(config: PreTrainedConfig) -> tuple[int, int]:
     """Return `[mel bins, frames]` where an encoder halves the frames, as Whisper's; else `[frames, bins]`."""
-    audio = _part(config, "audio_config")
+    audio = _part(config, "audio_config" if hasattr(config, "audio_config") else "encoder_config")
     num_bins = next(
         (
             value

@@ -5,6 +5,7 @@ Reader: builds the model on meta and hands on plain structs. Never opens a tenso
 
 from __future__ import annotations
 
+import inspect
 from typing import cast
 
 import msgspec
@@ -18,7 +19,7 @@ from bayplan.planner.model.library_inputs import LibraryInputs
 from bayplan.planner.model.library_model import build_library_model
 from bayplan.planner.model.listing import listing_warnings
 from bayplan.planner.model.scheme import model_scheme
-from bayplan.planner.model.source import ModelSource, Progress, open_source
+from bayplan.planner.model.source import ModelSource, open_source
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
 from bayplan.planner.name_rules import folded_names
@@ -27,6 +28,7 @@ from bayplan.planner.stored_form import FLOATS, parse_format
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.graph import ModelGraph
 from bayplan.schemas.plan import Checkpoint, Model
+from bayplan.schemas.progress import Progress
 from bayplan.schemas.quantization import Scheme
 from bayplan.schemas.quantization_values import QuantizationError
 from bayplan.schemas.types import FloatFormat
@@ -34,6 +36,10 @@ from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
+
+
+_OF_POSITIONS = frozenset({"decoder_input_ids", "input_features", "input_ids", "input_values"})
+"""Arguments whose length is the context, or part of it."""
 
 
 class _Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +80,7 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
     """
     built = _build(source, options)
     workload, warnings = make_workload(
-        built.config,
+        built.module.config if isinstance(built.module, transformers.PreTrainedModel) else None,
         batch=options.batch,
         context=options.context,
         encoder_context=options.encoder_context,
@@ -88,7 +94,9 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
     )
     scheme, obstacle = _scheme(source, built)
     is_quantized = built.config is not None and quantization_method(built.config) is not None
-    fit = fit_checkpoint(source, built.module, graph, is_quantized=is_quantized)
+    fit = fit_checkpoint(
+        source, built.module, graph, is_quantized=is_quantized, is_scheme_known=obstacle is None
+    )
     obstacle = obstacle or fit.obstacle
     warnings = (*source.warnings, *warnings, *built.warnings)
     if source.listing is not None and not is_quantized:
@@ -97,6 +105,8 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         warnings = (*warnings, f"the order of blocks is the module tree's: {graph.trace_note}")
     if obstacle is not None:
         warnings = (*warnings, f"cannot be planned for: {obstacle.error()}")
+    if is_quantized and scheme is None and fit.stored is None:
+        warnings = (*warnings, "what the checkpoint itself takes is not known: only its plain formats are")
     return ReadModel(
         graph=graph,
         model=_identity(source, built, graph, options, fit),
@@ -108,8 +118,17 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         scheme=scheme,
         stored=None if fit.stored is None else fit.stored.blocks,
         stored_dtypes={} if fit.stored is None else fit.stored.dtypes,
+        has_positions=_has_positions(source, built.module),
         obstacle=obstacle,
     )
+
+
+def _has_positions(source: ModelSource, module: torch.nn.Module) -> bool:
+    """Return whether a model takes text or sound; images alone have one size, whatever the context."""
+    if not isinstance(module, transformers.PreTrainedModel):
+        return source.library is Library.TORCH
+    arguments = inspect.signature(module.forward).parameters
+    return not module.main_input_name.startswith("pixel_values") or not _OF_POSITIONS.isdisjoint(arguments)
 
 
 def _scheme(source: ModelSource, built: _Built) -> tuple[Scheme | None, Obstacle | None]:

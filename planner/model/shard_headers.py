@@ -17,8 +17,8 @@ from bayplan.schemas.safetensors_header import RawHeader, SafetensorsHeader, rea
 
 if TYPE_CHECKING:
     from bayplan.planner.model.hub import HubModel
-    from bayplan.planner.model.source import Progress
     from bayplan.planner.options import PlanOptions
+    from bayplan.schemas.progress import Progress
 
 _HASH_BYTES = 8 * 2**20
 

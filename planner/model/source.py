@@ -29,9 +29,7 @@ from bayplan.schemas.strict_json import sha256_digest
 
 if TYPE_CHECKING:
     from bayplan.planner.options import PlanOptions
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done and how much there is in all."""
+    from bayplan.schemas.progress import Progress
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TIMM_NAME = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)?", re.ASCII)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def watched(
 def _quiet() -> Iterator[None]:
     """Keep what transformers logs from the terminal: hints about kernels, of which a trace needs none."""
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:

@@ -6,13 +6,15 @@ Owns the wording beside the tables. Knows nothing of terminals.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from bayplan.planner.present.estimate_tables import range_text
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.plan_facts import DIGEST_CHARS, Fact
-from bayplan.planner.present.wording import device_label, millions_text, printable
+from bayplan.planner.present.wording import are_on_one_node, device_label, millions_text, printable
 from bayplan.schemas.estimate import Counted, Estimate, FitDevice
 from bayplan.schemas.sizes import format_size
+from bayplan.schemas.types import FloatFormat
 
 _MAX_TIES = 2
 
@@ -45,7 +47,8 @@ def _ties(estimate: Estimate) -> Iterator[Fact]:
 
 def _workload(estimate: Estimate) -> str:
     encoder = "" if estimate.encoder_context is None else f", encoder context {estimate.encoder_context}"
-    text = f"batch {estimate.batch}, context {estimate.context}{encoder}"
+    context = f", context {estimate.context}" if estimate.has_positions else ""
+    text = f"batch {estimate.batch}{context}{encoder}"
     return text if estimate.kv_bytes is not None else f"{text}; cache and activations are not known"
 
 
@@ -58,6 +61,7 @@ def footnotes(estimate: Estimate) -> tuple[Fact, ...]:
                 "parameters once and all buffers; the first table counts 1 MB as 1024 KB, like accelerate",
             ),
             *_divisions(estimate),
+            *_quantized(estimate),
             (
                 "with Adam",
                 "accelerate's rule of thumb: 4 x the fp32 total, 2 x for smaller floats; see training",
@@ -76,6 +80,16 @@ def _divisions(estimate: Estimate) -> Iterator[Fact]:
         yield "*", f"{' and '.join(plain)}: the fp32 figure divided; no scales, nothing left unquantized"
 
 
+def _quantized(estimate: Estimate) -> Iterator[Fact]:
+    names = [
+        name
+        for name, row in estimate.formats.items()
+        if row.counted is Counted.TENSORS and name not in get_args(FloatFormat)
+    ]
+    if names:
+        yield "scales", f"counted in {', '.join(names)}; what these leave unquantized is in {estimate.dtype}"
+
+
 def _inference(estimate: Estimate) -> Iterator[Fact]:
     if not estimate.inference:
         return
@@ -86,8 +100,8 @@ def _inference(estimate: Estimate) -> Iterator[Fact]:
     ]
     runtime = range_text(next(iter(estimate.inference.values())).runtime_bytes)
     text = (
-        f"one device holds everything; prefill in one go; the total is with a runtime of {runtime}; floats "
-        f"compute in themselves, the rest in {estimate.dtype}"
+        f"one device holds everything; prefill in one go; the total is with a runtime of {runtime}; float "
+        f"formats compute in their own data type, the others in {estimate.dtype}"
     )
     if left_out:
         is_factory = estimate.library == "torch"
@@ -99,7 +113,7 @@ def _inference(estimate: Estimate) -> Iterator[Fact]:
 def _fits(estimate: Estimate) -> Iterator[Fact]:
     if estimate.fits is None:
         return
-    single_node = len({device.id.partition("/")[0] for device in estimate.fits.devices}) == 1
+    single_node = are_on_one_node(device.id for device in estimate.fits.devices)
     by_id = {device_label(device.id, single_node=single_node): device for device in estimate.fits.devices}
     folds = fold_ids(list(by_id), [_device_text(device) for device in by_id.values()])
     clauses = [f"{printable(fold.label)} {_device_text(by_id[fold.ids[0]])}" for fold in folds]

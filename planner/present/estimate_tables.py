@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.plan_tables import Table
-from bayplan.planner.present.wording import count_text, device_label, millions_text, printable
+from bayplan.planner.present.wording import are_on_one_node, count_text, device_label, millions_text, printable
 from bayplan.schemas.estimate import Counted, Estimate, FitDevice, FormatEstimate, FormatFit
 from bayplan.schemas.sizes import format_size
-from bayplan.schemas.types import BytesRange
+from bayplan.schemas.types import Backend, BytesRange
 
-_COLUMN_GAP = 2
-"""As `rich_table` draws."""
-_MIN_WORDS_CHARS = 20
-"""Width of a column of words below which its table is split rather."""
 _PEER_UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -100,53 +96,36 @@ def fits_table(estimate: Estimate) -> Table | None:
     if estimate.fits is None:
         return None
     devices = estimate.fits.devices
-    header = ("fits", "alone on", "accelerators up to context", "all devices up to context")
+    has_accelerators = any(device.backend is not Backend.CPU for device in devices)
+    up_to = " up to context" if estimate.has_positions else ""
+    header = (
+        "fits",
+        "alone on",
+        *((f"accelerators{up_to}",) if has_accelerators else ()),
+        f"all devices{up_to}",
+    )
     rows = tuple(
-        (name, *_fit_cells(fit, devices)) for name, fit in estimate.fits.formats.items() if fit is not None
+        (
+            name,
+            _alone_on(fit, devices),
+            *((_up_to(fit.accelerators_context, estimate),) if has_accelerators else ()),
+            _up_to(fit.max_context, estimate),
+        )
+        for name, fit in estimate.fits.formats.items()
+        if fit is not None
     )
-    return Table(header, rows, frozenset((2, 3)))
+    return Table(header, rows, frozenset(range(2, len(header))))
 
 
-def split_columns(table: Table, width: int) -> tuple[Table, ...]:
-    """Return the table, or several with the same first column if it is wider than `width`.
-
-    A quantity that is cut short would be another quantity. Words may be broken.
-
-    Args:
-        table: Any.
-        width: Columns of the terminal.
-    """
-    longest = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-    needed = [
-        chars if index == 0 or index in table.right_aligned else min(chars, _MIN_WORDS_CHARS)
-        for index, chars in enumerate(longest)
-    ]
-    parts: list[list[int]] = []
-    room = 0
-    for index, chars in enumerate(needed[1:], start=1):
-        room -= _COLUMN_GAP + chars
-        if room < 0 or not parts:
-            parts.append([0])
-            room = width - needed[0] - _COLUMN_GAP - chars
-        parts[-1].append(index)
-    return tuple(_columns(table, part) for part in parts)
-
-
-def _columns(table: Table, indices: list[int]) -> Table:
-    right = frozenset(place for place, index in enumerate(indices) if index in table.right_aligned)
-    rows = tuple(tuple(row[index] for index in indices) for row in table.rows)
-    return Table(tuple(table.header[index] for index in indices), rows, right)
-
-
-def _fit_cells(fit: FormatFit, devices: tuple[FitDevice, ...]) -> tuple[str, str, str]:
-    single_node = len({device.id.partition("/")[0] for device in devices}) == 1
+def _alone_on(fit: FormatFit, devices: tuple[FitDevice, ...]) -> str:
     if len(fit.devices) == len(devices) > 1:
-        alone = f"each of {count_text(len(devices), 'device')}"
-    else:
-        labels = [device_label(device, single_node=single_node) for device in fit.devices]
-        alone = ", ".join(fold.label for fold in fold_ids(labels, [0] * len(labels))) or "none"
-    return (
-        printable(alone),
-        "no" if fit.accelerators_context is None else str(fit.accelerators_context),
-        "no" if fit.max_context is None else str(fit.max_context),
-    )
+        return f"each of {count_text(len(devices), 'device')}"
+    single_node = are_on_one_node(device.id for device in devices)
+    labels = [device_label(device, single_node=single_node) for device in fit.devices]
+    return printable(", ".join(fold.label for fold in fold_ids(labels, [0] * len(labels))) or "none")
+
+
+def _up_to(context: int | None, estimate: Estimate) -> str:
+    if context is None:
+        return "no"
+    return str(context) if estimate.has_positions else "yes"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from bayplan.planner.present.columns import COLUMN_GAP, split_columns
 from bayplan.planner.present.notices import plan_notices
 from bayplan.planner.present.plan_facts import (
     Fact,
@@ -22,7 +23,6 @@ from bayplan.planner.present.plan_facts import (
 from bayplan.planner.present.plan_tables import COMPONENTS, Table, block_table, device_table
 from bayplan.schemas.plan import Plan, PlannedDevice
 
-_COLUMN_GAP = 2
 _MIN_BAR_CHARS = 8
 _MAX_BAR_CHARS = 40
 _STYLES = {
@@ -49,7 +49,7 @@ def render_plan(plan: Plan, *, digest_matches: bool, width: int) -> RenderableTy
         Text(),
         _devices_picture(plan, width),
         Text(),
-        rich_table(block_table(plan)),
+        SplitTable(block_table(plan)),
         Text(),
         facts_grid(reason_facts(plan), style="dim"),
         Text(),
@@ -69,7 +69,7 @@ def render_memory(plan: Plan, width: int) -> RenderableType:
 
 def facts_grid(facts: Sequence[Fact], style: str = "") -> RichTable:
     """Return facts below each other, their words in one column."""
-    grid = RichTable.grid(padding=(0, _COLUMN_GAP, 0, 0))
+    grid = RichTable.grid(padding=(0, COLUMN_GAP, 0, 0))
     grid.add_column(no_wrap=True, min_width=9)
     grid.add_column(overflow="fold")
     for word, text in facts:
@@ -77,17 +77,25 @@ def facts_grid(facts: Sequence[Fact], style: str = "") -> RichTable:
     return grid
 
 
-def rich_table(table: Table, *, bars: Sequence[Text] | None = None) -> RichTable:
-    """Return a table of words without lines around it.
+class SplitTable:
+    """A table of words without lines around it; several below each other where it would be too wide."""
 
-    Args:
-        table: What to draw.
-        bars: For each row, what stands between its first cell and the rest.
-    """
-    drawn = RichTable(box=None, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw it in the columns that there are."""
+        for number, part in enumerate(split_columns(self._table, options.max_width)):
+            if number:
+                yield Text()
+            yield _rich_table(part)
+
+
+def _rich_table(table: Table, *, bars: Sequence[Text] | None = None) -> RichTable:
+    """Return a table whose rows have, if given, a bar between their first cell and the rest."""
+    drawn = RichTable(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
     for index, word in enumerate(table.header):
         right = index in table.right_aligned
-        # Quantities are never broken; names may be, at the narrowest terminals.
         drawn.add_column(word, justify="right" if right else "left", no_wrap=right, overflow="fold")
         if index == 0 and bars is not None:
             drawn.add_column("", no_wrap=True)
@@ -101,11 +109,11 @@ def _devices_picture(plan: Plan, width: int) -> RenderableType:
     """Return the devices' table with a bar in each row, as wide as the rest of the table leaves room for."""
     table = device_table(plan)
     cells = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-    room = width - sum(cells) - _COLUMN_GAP * (len(cells) + 1)
+    room = width - sum(cells) - COLUMN_GAP * (len(cells) + 1)
     if room < _MIN_BAR_CHARS:
-        return rich_table(table)  # the figures matter more
+        return SplitTable(table)  # the figures matter more
     bar_chars = min(_MAX_BAR_CHARS, room)
-    return rich_table(table, bars=[_bar(device, bar_chars) for device in plan.devices])
+    return _rich_table(table, bars=[_bar(device, bar_chars) for device in plan.devices])
 
 
 def _bar(device: PlannedDevice, num_chars: int) -> Text:

@@ -12,21 +12,15 @@ from bayplan.planner.present.estimate_facts import footnotes, header_facts
 from bayplan.planner.present.estimate_tables import (
     fits_table,
     inference_table,
-    split_columns,
     training_table,
     weights_table,
 )
-from bayplan.planner.present.show import facts_grid, rich_table
+from bayplan.planner.present.show import SplitTable, facts_grid
 from bayplan.schemas.estimate import Estimate
 
 
-def render_estimate(estimate: Estimate, *, width: int) -> RenderableType:
-    """Return the picture of `estimate` for a terminal.
-
-    Args:
-        estimate: Any.
-        width: Columns of the terminal.
-    """
+def render_estimate(estimate: Estimate) -> RenderableType:
+    """Return the picture of `estimate` for a terminal."""
     tables = (
         weights_table(estimate),
         inference_table(estimate),
@@ -36,6 +30,5 @@ def render_estimate(estimate: Estimate, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [facts_grid(header_facts(estimate))]
     for table in tables:
         if table is not None and table.rows:
-            for part in split_columns(table, width):
-                parts += [Text(), rich_table(part)]
+            parts += [Text(), SplitTable(table)]
     return Group(*parts, Text(), facts_grid(footnotes(estimate), style="dim"))

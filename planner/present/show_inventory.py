@@ -13,7 +13,7 @@ from rich.text import Text
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.plan_facts import rates_source
 from bayplan.planner.present.plan_tables import Table
-from bayplan.planner.present.show import facts_grid, rich_table
+from bayplan.planner.present.show import SplitTable, facts_grid
 from bayplan.planner.present.wording import printable, rate_text
 from bayplan.schemas.hardware import Device, Inventory, Link, Node
 from bayplan.schemas.sizes import format_duration_ns, format_size
@@ -26,7 +26,7 @@ def render_inventory(inventory: Inventory) -> RenderableType:
     parts: list[RenderableType] = [facts_grid(source)]
     for table in tables:
         if table.rows:
-            parts += [Text(), rich_table(table)]
+            parts += [Text(), SplitTable(table)]
     features = {device.id: ", ".join(map(printable, device.features)) for device in inventory.devices}
     if any(features.values()):
         rows = {device: (text or "none",) for device, text in features.items()}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bayplan.planner.present.plan_facts import Fact, short_digest
 from bayplan.planner.present.plan_tables import Table
-from bayplan.planner.present.show import facts_grid, rich_table
+from bayplan.planner.present.show import SplitTable, facts_grid
 from bayplan.planner.present.wording import count_text, printable
 from bayplan.schemas.report import Figures, Report
 from bayplan.schemas.sizes import format_duration_ns, format_size
@@ -21,7 +21,7 @@ from bayplan.schemas.types import Residency
 
 def render_report(report: Report) -> RenderableType:
     """Return the picture of `report` for a terminal."""
-    return Group(facts_grid(tuple(_facts(report))), Text(), rich_table(_figures_table(report)))
+    return Group(facts_grid(tuple(_facts(report))), Text(), SplitTable(_figures_table(report)))
 
 
 def _facts(report: Report) -> Iterator[Fact]:

@@ -50,7 +50,12 @@ def device_label(device_id: str, *, single_node: bool) -> str:
 
 def has_single_node(plans: Iterable[Plan]) -> bool:
     """Whether all devices of the plans lie on one and the same node."""
-    return len({device.id.partition("/")[0] for plan in plans for device in plan.devices}) <= 1
+    return are_on_one_node(device.id for plan in plans for device in plan.devices)
+
+
+def are_on_one_node(device_ids: Iterable[str]) -> bool:
+    """Whether devices lie on one and the same node."""
+    return len({device_id.partition("/")[0] for device_id in device_ids}) <= 1
 
 
 def rate_text(count: int, unit: str) -> str:

@@ -19,8 +19,9 @@ ACCELERATOR_RUNTIME_BYTES = (256 * 2**20, 1024 * 2**20)
 """Device context, kernels and libraries' workspaces; not measured yet, since no accelerator is run."""
 
 ACTIVATION_SLACK_FRACTION = 32
-"""One part in so many is added to the activations. The trace runs the model's own code, so nearly all is exact;
-other versions of torch keep other small results beside a kernel's main one, such as the statistics of a norm."""
+"""One part in so many is added to the activations. The trace runs the model's own code, so nearly all is
+exact; other versions of torch keep other small results beside a kernel's main one, such as the statistics of
+a norm."""
 
 
 def runtime_bounds(backend: Backend) -> tuple[int, int]:

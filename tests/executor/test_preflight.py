@@ -12,12 +12,12 @@ from plan_maker import CPU, changed, device, make_plan
 
 from bayplan.executor.errors import MemoryBudgetError
 from bayplan.executor.preflight import Approved, check_runnable, last_checks, open_plan, preflight
-from bayplan.executor.progress import no_progress
 from bayplan.schemas.checkpoint import open_folder
 from bayplan.schemas.checkpoint_index import CheckpointError
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind, UsageError
 from bayplan.schemas.plan import Operation, Plan, TensorRule
+from bayplan.schemas.progress import untold
 from bayplan.schemas.types import Backend
 
 
@@ -47,7 +47,7 @@ def test_good_plan_is_approved_without_loading_anything(llama: Path) -> None:
     approved = check(make_plan(llama, stream=LAYERS), llama)
     assert all(param.is_meta for param in approved.model.parameters())
     notes = ("content unverified: the plan has no hash of some shards",)
-    assert last_checks(approved, no_progress) == (False, notes)
+    assert last_checks(approved, untold) == (False, notes)
 
 
 # --- the plan itself ---------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_weight_changed_by_one_bit(llama: Path, copied: Path) -> None:
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.raises(PlanRefused) as raised:
-        last_checks(check(plan, copied), no_progress)
+        last_checks(check(plan, copied), untold)
     assert raised.value.kind is RefusalKind.STALE
     assert raised.value.got == "model.safetensors has other tensor bytes"
 
@@ -405,7 +405,7 @@ def test_memory_that_is_not_free_now(llama: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("bayplan.executor.machine.host_available_bytes", lambda: 5)
     plan = make_plan(llama)
     with pytest.raises(MemoryBudgetError) as raised:
-        last_checks(check(plan, llama), no_progress)
+        last_checks(check(plan, llama), untold)
     ledger = plan.devices[0].ledger
     needed = ledger.weights[1] + ledger.kv[1] + ledger.activations[1] + ledger.staging[1]
     assert (raised.value.device, raised.value.needed_bytes, raised.value.available_bytes) == (CPU, needed, 5)

@@ -224,6 +224,29 @@ def test_a_factory(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "the order of blocks is the module tree's" in done.err
 
 
+def test_a_factory_that_can_be_traced_has_one_data_type(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_factory.py").write_text(
+        "import torch\nfrom transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "def make():\n"
+        "    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,\n"
+        "        num_attention_heads=4, vocab_size=100)\n"
+        "    return LlamaForCausalLM(config).to(torch.bfloat16)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    inventory = tmp_path / "server.json"
+    inventory.write_bytes(encode_inventory(declare_inventory(("h100-80gb",), host_memory="64GiB")))
+    words = ("--json", "--context", "64", "--fits", inventory, "--dtypes", "fp32", "nf4")
+    done = cli("estimate", "llama_factory:make", *words)
+    assert done.code == 0, done.err
+    tree = json.loads(done.out)
+    assert (list(tree["formats"]), list(tree["inference"])) == (["fp32", "nf4"], ["nf4"])
+    assert tree["fits"]["formats"]["fp32"] is None
+    assert tree["fits"]["formats"]["nf4"]["devices"] == ["node0/gpu0"]
+    assert "warning: inference in fp32 is not known: a factory chooses its own data type" in done.err
+
+
 def test_no_such_model(cli: Cli) -> None:
     done = cli("estimate", "./nothing-here")
     assert (done.code, done.out) == (1, "")

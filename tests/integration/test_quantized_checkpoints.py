@@ -200,7 +200,7 @@ def test_a_method_that_is_not_known_is_measured_but_not_planned_for(tmp_path: Pa
     config["quantization_config"] = {"quant_method": "made-up"}
     (folder / "config.json").write_text(json.dumps(config))
     text = (
-        f"{folder}: the checkpoint is quantized by a method that this version does not know: got \"made-up\","
+        f'{folder}: the checkpoint is quantized by a method that this version does not know: got "made-up",'
         " needed one of fp8, mxfp4, bitsandbytes, gptq, awq, compressed-tensors\n"
         "hint: the unquantized checkpoint of the same model can be read"
     )

@@ -166,6 +166,7 @@ def test_a_quantized_checkpoint_by_its_config() -> None:
     form = planned_form(read(scheme=SCHEME), None)
     assert (form.block_formats, form.format_rules) == (("int8", "bf16"), ())
     assert tensors(form) == ["h.0.q.weight", "h.0.q.SCB", "h.0.norm.weight", "head.weight"]
+    assert planned_form(read(scheme=SCHEME), "int8") == form
     assert planned_form(read(scheme=SCHEME), "nf4") == planned_form(read(), "nf4")
 
 

@@ -160,6 +160,11 @@ def test_a_scheme_of_its_own_and_a_data_type_for_the_rest() -> None:
     assert dtypes(in_format(plain, "fp32", scheme=scheme)) == {**dtypes(own), "h.0.norm.weight": "fp32"}
 
 
+def test_torchs_names_of_data_types() -> None:
+    plain = graph(block("h.0", LINEAR, NORM))
+    assert in_format(plain, "float16") == in_format(plain, "fp16")
+
+
 def test_forms_by_name() -> None:
     plain = graph(block("h.0", LINEAR, NORM), block("h.1", linear("h.1.q.weight", 6, 10)))
     found = with_forms(plain, {"h.1.q.weight": LlmInt8()})

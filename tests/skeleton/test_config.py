@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING
 
+import huggingface_hub.constants
 import pytest
 import torch
 import transformers
@@ -208,6 +210,42 @@ def test_refused_values(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load_config(tmp_path)
     assert str(caught.value).startswith(f"{file}: transformers {VERSION} refuses this config of llama: got ")
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Hosts that were looked up, none of which was found."""
+    hosts: list[object] = []
+
+    def refuse(host: object, *rest: object, **options: object) -> None:
+        hosts.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return hosts
+
+
+def test_a_backbone_that_only_the_hub_could_tell_of(tmp_path: Path, looked_up: list[object]) -> None:
+    file = write_config(tmp_path, model_type="dpt", backbone="org/backbone-50")
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: the config names a backbone whose own config is on the Hub, which is not asked for it: "
+        'got backbone "org/backbone-50", needed that config itself, as backbone_config\n'
+        "hint: load the config with transformers and save it again: that writes backbone_config"
+    )
+    assert looked_up == []
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_a_backbone_without_an_owner_is_timm_s(tmp_path: Path, looked_up: list[object]) -> None:
+    write_config(tmp_path, model_type="detr", backbone="resnet18")
+    config = load_config(tmp_path)
+    assert config.backbone_config.model_type == "timm_backbone"
+    assert config.backbone_config.backbone == "resnet18"
+    assert looked_up == []
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_remote_code_is_not_run_unasked(remote_folder: Path) -> None:

@@ -91,8 +91,8 @@ def run_forwards(
         pieces: New positions of each forward.
         batch: Sequences.
         first: Arguments of the first forward beside the text, such as images, or the encoder's input.
-        is_padded: Pass a mask in which the first position of the first sequence is masked: of the encoder where
-            there are two stacks.
+        is_padded: Pass a mask that leaves out the first position of the first sequence, in the encoder where
+            there is one.
         options: Arguments of every forward.
     """
     has_encoder = bool(model.config.is_encoder_decoder)
@@ -104,7 +104,9 @@ def run_forwards(
         for piece in pieces:
             given = {name: value.clone() for name, value in (first or {}).items()} if past == 0 else {}
             ids_name = "decoder_input_ids" if has_encoder else "input_ids"
-            given[ids_name] = torch.randint(3, 90, (batch, piece)) if ids_name not in given else given[ids_name]
+            given[ids_name] = (
+                torch.randint(3, 90, (batch, piece)) if ids_name not in given else given[ids_name]
+            )
             if is_padded:
                 num_masked = (first or {})["input_ids"].shape[1] if has_encoder else past + piece
                 given["attention_mask"] = torch.ones((batch, num_masked), dtype=torch.int64)
@@ -165,14 +167,16 @@ def highest_of(
 
 
 def cache_layers(carried: dict[str, object]) -> list[list[torch.Tensor]]:
-    """Return the tensors of each layer of the cache: of an encoder-decoder those of both its caches together."""
+    """Return the tensors of each layer of the cache; of an encoder-decoder those of both its caches."""
     for name in CACHE_NAMES:
         cache = carried.get(name)
         if hasattr(cache, "self_attention_cache"):
             pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
             return [[*_states(one), *_states(other)] for one, other in pairs]
         if hasattr(cache, "layers"):
-            others = [one for one in vars(cache).values() if isinstance(one, list) and one is not cache.layers]
+            others = [
+                one for one in vars(cache).values() if isinstance(one, list) and one is not cache.layers
+            ]
             states = [[state] for one in others for state in one if isinstance(state, torch.Tensor)]
             return [*(list(_states(layer)) for layer in cache.layers), *states]
     return []
@@ -181,5 +185,5 @@ def cache_layers(carried: dict[str, object]) -> list[list[torch.Tensor]]:
 def _states(layer: object) -> Iterator[torch.Tensor]:
     for value in vars(layer).values():
         for state in value.values() if isinstance(value, dict) else [value]:
-            if isinstance(state, torch.Tensor) and state.dim() > 1:
+            if isinstance(state, torch.Tensor):
                 yield state

@@ -166,6 +166,19 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
+    "recurrent_gemma": (
+        "RecurrentGemmaForCausalLM",
+        {
+            **STATE_SPACE,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "intermediate_size": 64,
+            "lru_width": 32,
+            "attention_window_size": 8,
+            "block_types": ["recurrent", "recurrent", "attention"],
+        },
+    ),
     "rwkv": (
         "RwkvForCausalLM",
         {**STATE_SPACE, "attention_hidden_size": 32, "intermediate_size": 64, "context_length": 512},

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bayplan.commands.forms import AsForm, AsJson, OutputForm
-from bayplan.commands.output import emit, emit_picture, picture_width, say
+from bayplan.commands.output import emit, emit_picture, say
 from bayplan.commands.plan_options import (
     Batch,
     ClassName,
@@ -97,4 +97,4 @@ def estimate(
     else:
         from bayplan.planner.present.show_estimate import render_estimate
 
-        emit_picture(render_estimate(found, width=picture_width()))
+        emit_picture(render_estimate(found))

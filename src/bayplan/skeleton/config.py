@@ -6,11 +6,11 @@ Owns the choices that planner and executor must make alike. Builds nothing; that
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import transformers
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from bayplan.schemas.dtypes import parse_dtype
 from bayplan.schemas.errors import UsageError
@@ -50,6 +50,7 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
         ModelError: It names no `model_type`.
         ModelError: Its class comes with the checkpoint and `trust_remote_code` is off.
         ModelError: transformers does not know its `model_type`.
+        ModelError: It names a backbone that only the Hub could tell of.
         ModelError: transformers refuses its values.
     """
     file = path / "config.json" if path.is_dir() else path
@@ -69,14 +70,17 @@ def load_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
         raise _unknown_model_type(file, raw, has_remote_code=has_remote_code)
     check_counts(raw, where=str(file))
     try:
-        return cast(
-            "PretrainedConfig",
-            AutoConfig.from_pretrained(
-                str(file.parent if file.name == "config.json" else file),
-                trust_remote_code=trust_remote_code,
-                local_files_only=True,
-            ),
+        return transformers_adapter.read_config(
+            file.parent if file.name == "config.json" else file, trust_remote_code=trust_remote_code
         )
+    except transformers_adapter.BackboneOfHubError as error:
+        raise ModelError(
+            "the config names a backbone whose own config is on the Hub, which is not asked for it",
+            where=str(file),
+            got=f"backbone {quote(error.name)}",
+            needed="that config itself, as backbone_config",
+            hint="load the config with transformers and save it again: that writes backbone_config",
+        ) from error
     except FOREIGN_FAULTS as error:
         raise ModelError(
             f"transformers {transformers.__version__} refuses this config of {model_type}",

@@ -1,8 +1,9 @@
 """The one module that touches transformers' internals, so that a new release of it is met in one place.
 
-Owns: a model built as `from_pretrained` builds it before it loads, transformers' own initialization of
-buffers, its dtypes for single parameters, its ties, its renamings of checkpoint names, and its class tables.
-Knows nothing of folders' contents beyond what it is asked to hand on. Written for transformers 5.20 to 5.24.
+Owns: a config read without the network, a model built as `from_pretrained` builds it before it loads,
+transformers' own initialization of buffers, its dtypes for single parameters, its ties, its renamings of
+checkpoint names, and its class tables. Knows nothing of folders' contents beyond what it is asked to hand on.
+Written for transformers 5.20 to 5.24.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import re
 import threading
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import huggingface_hub.constants
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel, backbone_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -35,6 +37,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from types import ModuleType
 
     from transformers import PretrainedConfig
 
@@ -45,6 +48,58 @@ _BUILD_LOCK = threading.RLock()
 def is_known_model_type(model_type: str) -> bool:
     """Return whether the installed transformers has a config class of that type."""
     return model_type in CONFIG_MAPPING
+
+
+class BackboneOfHubError(ValueError):
+    """A config names a backbone whose own config only the Hub has."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _NoHub:
+    """Answers what configs ask the Hub for, without it."""
+
+    def repo_exists(self, name: str) -> bool:
+        """Say that a name without an owner is timm's, as those of all its models are.
+
+        Raises:
+            BackboneOfHubError: The name has an owner.
+        """
+        if "/" in name:
+            raise BackboneOfHubError(name)
+        return False
+
+
+def read_config(path: Path, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Return the config of a folder or file as the auto class reads it, without the network.
+
+    Args:
+        path: A folder, or a config file of another name than `config.json`.
+        trust_remote_code: Run the config class that the folder itself brings.
+
+    Raises:
+        BackboneOfHubError: A part of it is on the Hub.
+        Exception: What transformers or the checkpoint's own class raises.
+    """
+    with _BUILD_LOCK, contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
+        stack.enter_context(_replaced(backbone_utils, "hf_api", _NoHub))
+        found = AutoConfig.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    return cast("PretrainedConfig", found)
+
+
+@contextlib.contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 def has_registered_classes() -> bool:

@@ -64,6 +64,7 @@ def tensor_records(model: nn.Module) -> tuple[TensorRecord, ...]:
             num_bytes=tensor_num_bytes(tensor.shape, dtype),
             is_buffer=is_buffer,
             is_persistent=is_persistent,
+            is_frozen=not is_buffer and not tensor.requires_grad,
             role=(known := roles.get(fqn, none))[0],
             linears=known[1],
         )

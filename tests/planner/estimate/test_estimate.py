@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from placement_problems import make_device, make_inventory, make_link
-from sized_models import BUFFER_BYTES, LAYER_PARAMS, LAYERS, MAX_CONTEXT, NUM_PARAMS, WIDTH, WORDS, record
+from sized_models import (
+    BUFFER_BYTES,
+    LAYER_PARAMS,
+    LAYERS,
+    MAX_CONTEXT,
+    NUM_PARAMS,
+    WIDTH,
+    WORDS,
+    language_model,
+    record,
+)
 
 import bayplan
 from bayplan.planner.estimate.api import EstimateKeywords, make_estimate
@@ -150,6 +160,23 @@ def test_a_model_that_was_not_traced(reader: StandInReader) -> None:
     assert (found.kv_bytes, found.activation_bytes, found.inference, found.fits) == (None, None, {}, None)
     assert found.formats["fp32"].total_bytes == FP32_BYTES
     assert found.warnings == ("what fits is not known: no forward could be traced",)
+
+
+def test_a_factory_is_only_read_in_its_own_data_type(reader: StandInReader) -> None:
+    reader.changes["model"] = msgspec.structs.replace(language_model().model, library="torch")
+    assert "fp32" not in estimate(reader).inference
+    assert estimate(reader).warnings == ()
+    for found in (
+        estimate(reader, dtypes=("fp32", "fp16", "int4"), fits=machine(10**9)),
+        estimate(reader, fits=machine(10**9)),
+    ):
+        assert {options.format for _, options in reader.asked} == {None}
+        assert found.formats["fp32"].total_bytes == FP32_BYTES
+        assert "fp32" not in found.inference
+        assert found.fits is not None
+        assert (found.fits.formats["fp32"], found.fits.formats["int4"]) == (None, None)
+        assert found.fits.formats["fp16"] is not None
+        assert found.warnings == ("inference in fp32 is not known: a factory chooses its own data type",)
 
 
 def test_the_checkpoint_s_own_tensors(reader: StandInReader) -> None:

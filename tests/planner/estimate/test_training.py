@@ -98,6 +98,17 @@ def test_adapters_on_frozen_weights() -> None:
         assert one.total_bytes == base_bytes + 16 * num_params
 
 
+def test_experts_in_one_tensor_get_no_adapters_and_the_formula_says_so() -> None:
+    linear = record("a.weight", 3, 5, role=TensorRole.LINEAR)
+    graph = graph_of(block("a", linear), block("x", record("x.experts", 4, 3, 5, role=TensorRole.EXPERTS)))
+    lora = LoraOptions(rank=1, targets=())
+    for one in lora_recipes(graph, graph, graph, lora):
+        assert one.trainable_params == 5 + 3
+        assert one.formula.endswith("and two moments; none for the experts, which are no linear modules")
+    dense = lora_recipes(graph_of(graph.blocks[0]), graph, graph, lora)
+    assert not any("experts" in one.formula for one in dense)
+
+
 def test_targets_are_ends_of_names() -> None:
     graph = language_model().graph
     chosen = adapter_shapes(graph, LoraOptions(rank=2, targets=("q", "model.layers.1.mlp.up")))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -115,16 +114,10 @@ def test_an_extension_of_torch_may_bring_a_device(tmp_path: Path, monkeypatch: p
     assert groups == ["torch.backends"]
 
 
-@pytest.mark.parametrize(
-    ("system", "processor", "expected"),
-    [("darwin", "arm64", True), ("darwin", "x86_64", False), ("win32", "AMD64", True)],
-)
-def test_other_systems(
-    system: str, processor: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_always_count(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(platform, "machine", lambda: processor)
-    assert may_have_accelerator(machine(tmp_path)) == expected
+    assert may_have_accelerator(machine(tmp_path))
 
 
 def test_the_installed_torch_says_what_it_is_built_for() -> None:

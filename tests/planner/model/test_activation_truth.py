@@ -126,7 +126,25 @@ def test_a_batch_of_unequal_prompts(name: str) -> None:
     assert_bounded(ledger(trace(name, batch=2)), measured)
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bart",
+        "bloom",
+        "deepseek_v3",
+        "falcon",
+        "gemma3",
+        "gpt_oss",
+        "jamba",
+        "llama",
+        "llama4",
+        "mamba2",
+        "mixtral",
+        "mpt",
+        "qwen3_next",
+        "t5",
+    ],
+)
 def test_one_prompt_in_chunks(name: str) -> None:
     """The context is no multiple of the chunk, and all figures are those of bf16."""
     model = build_real(name, torch.bfloat16)

@@ -28,8 +28,9 @@ def test_plain_tuples_and_shared_tensors() -> None:
     assert [id(tensor) for tensor in cache_tensors(((one, two), {"again": one}))] == [id(one), id(two)]
 
 
-def test_counters_are_left_out() -> None:
-    assert [tuple(tensor.shape) for tensor in cache_tensors([torch.tensor(3), torch.zeros(2)])] == [(2,)]
+def test_counters_are_part_of_it() -> None:
+    """A layer with a window counts its positions in a tensor of its own."""
+    assert [tuple(tensor.shape) for tensor in cache_tensors([torch.tensor(3), torch.zeros(2)])] == [(), (2,)]
 
 
 def test_a_cycle_ends() -> None:

@@ -31,8 +31,7 @@ def assert_same(predicted: Observation, measured: Observation) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["falcon_mamba", "jamba", "mamba", "rwkv", "zamba"])
 def test_a_loop_over_positions(name: str, batch: int) -> None:
-    """With attention between the state-space layers too, whose work grows with the square of the positions, and
-    with a loop for each of two heads."""
+    """With attention too, whose work grows with the square of the positions, and with a loop per head."""
     changes = {"max_position_embeddings": 256} if name in ("jamba", "zamba") else {}
     model = build_meta(name, **changes)
     workload = workload_for(model, 100, batch=batch)
@@ -106,6 +105,7 @@ def refusal(name: str, context: int, **changes: object) -> str:
 
 def test_no_curve_beyond_a_window() -> None:
     assert refusal("gemma3", 60) == f"{TOO_LONG}, and its cache has a window"
+    assert refusal("recurrent_gemma", 60) == f"{TOO_LONG}, and its cache has a window"
 
 
 def test_no_curve_without_a_loop_or_above_a_short_context() -> None:

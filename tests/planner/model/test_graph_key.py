@@ -145,6 +145,17 @@ def _new_package(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patch.syspath_prepend(tmp_path / "site")
 
 
+def _new_package_without_a_record(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "site" / "fast_kernels").mkdir(parents=True)
+    (tmp_path / "site" / "fast_kernels" / "__init__.py").write_text("")
+    patch.syspath_prepend(tmp_path / "site")
+
+
+def _new_module(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fast_kernels.py").write_text("")
+    patch.syspath_prepend(tmp_path)
+
+
 def _variable(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patch.setenv("TRANSFORMERS_SDPA_FORCE_GQA", "1")
 
@@ -165,6 +176,8 @@ def _library_elsewhere(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         _entry_version,
         _accelerator,
         _new_package,
+        _new_package_without_a_record,
+        _new_module,
         _variable,
         _library_elsewhere,
     ],
@@ -197,6 +210,34 @@ def test_a_package_installed_again_counts(
         assert key(source) != before
 
 
+@pytest.mark.parametrize("file", ["fast_kernels.py", "fast_kernels/__init__.py"])
+def test_a_module_that_was_changed_counts(
+    source: ModelSource, file: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    (site / file).parent.mkdir(exist_ok=True)
+    (site / file).write_text("")
+    (site / "aaa.py").symlink_to(site / "nowhere.py")  # as some editors lock files
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        before = key(source)
+        os.utime(site / file, (1000, 1000))
+        assert key(source) != before
+
+
+def test_the_script_itself_and_what_cannot_be_imported_do_not_count(
+    source: ModelSource, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        patch.setattr(sys.modules["__main__"], "__file__", str(site / "script.py"))
+        before = key(source)
+        for name in ("script.py", "plan.json", "results"):
+            (site / name).touch()
+        assert key(source) == before
+
+
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "COLUMNS", "TRANSFORMERS_API_KEY"])
 def test_secrets_and_other_people_s_variables_do_not_count(
     source: ModelSource, name: str, monkeypatch: pytest.MonkeyPatch
@@ -221,36 +262,38 @@ def test_what_no_graph_depends_on_does_not_count(source: ModelSource, folder: Pa
     assert key(source) == before
 
 
-@pytest.mark.parametrize("name", ["modeling.py", "sub/inner/attention.py"])
-def test_the_folder_s_code_counts_where_it_may_run(source: ModelSource, folder: Path, name: str) -> None:
-    plain, trusting = key(source), key(source, TRUSTING)
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("x = 1")
-    assert key(source) == plain
-    assert key(source, TRUSTING) != trusting
-
-
-def test_trusted_code_of_another_repository_has_no_key(source: ModelSource, folder: Path) -> None:
-    config = {"auto_map": {"AutoConfig": "other/repository--configuration.Config"}}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"auto_map": {"AutoConfig": "other/repository--configuration.Config"}},
+        {"auto_map": {"AutoModel": "modeling.Model"}},
+        {"text_config": {"auto_map": {}}},
+    ],
+)
+def test_trusted_code_may_read_anything_and_has_no_key(
+    source: ModelSource, folder: Path, config: dict[str, object]
+) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     assert digest_files(source, TRUSTING) is None
     assert digest_files(source, PlanOptions()) is not None
 
 
-@pytest.mark.parametrize("name", ["org/backbone", "resnet50"])
-def test_a_backbone_that_the_hub_is_asked_for_has_no_key(
-    source: ModelSource, folder: Path, name: str
-) -> None:
-    (folder / "config.json").write_text(json.dumps({"backbone": None, "backbone_config": {}}))
-    assert digest_files(source, PlanOptions()) is not None
-    (folder / "config.json").write_text(json.dumps({"backbone": name}))
-    assert digest_files(source, PlanOptions()) is None
-
-
-def test_more_code_than_a_model_has_is_not_read(source: ModelSource, folder: Path) -> None:
-    for number in range(1001):
-        (folder / f"part{number}.py").touch()
+def test_a_trusted_generate_of_the_checkpoint_s_own_has_no_key(source: ModelSource, folder: Path) -> None:
+    (folder / "custom_generate").mkdir()
     assert digest_files(source, TRUSTING) is None
+    assert digest_files(source, PlanOptions()) is not None
+
+
+def test_code_that_nothing_names_is_not_run_and_does_not_count(source: ModelSource, folder: Path) -> None:
+    before = key(source, TRUSTING)
+    (folder / "train.py").write_text("x = 1")
+    assert key(source, TRUSTING) == before
+
+
+def test_more_json_than_a_model_has_is_not_read(source: ModelSource, folder: Path) -> None:
+    with (folder / "data_set.json").open("wb") as file:
+        file.truncate(64 * 2**20)
+    assert digest_files(source, PlanOptions()) is None
 
 
 def test_a_factory_has_no_key() -> None:

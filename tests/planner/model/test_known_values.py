@@ -92,6 +92,7 @@ def test_what_is_made_from_weights_has_none(mode: ActivityMode) -> None:
         torch.rand(2),
         torch.arange(3.0).bernoulli(0.5),
         torch.empty(2),
+        torch.zeros(2),
     )
     assert all(tensor.is_meta for tensor in made)
 
@@ -112,8 +113,19 @@ def test_large_results_have_a_shape_only(mode: ActivityMode) -> None:
 def test_a_number_that_is_not_known_is_an_error(mode: ActivityMode) -> None:
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
         weights(1).item()
+    mode.enter(0)
     with pytest.raises(NotImplementedError, match="nonzero"):
         (weights(3) > 0).nonzero()
+    with pytest.raises(NotImplementedError, match="nonzero"):
+        weights(3)[weights(3) > 0]
+
+
+def test_between_the_blocks_an_unknown_mask_is_true_everywhere(mode: ActivityMode) -> None:
+    """Idefics 2 leaves out images that are black; how many are, is in their values."""
+    images = weights(2, 3, 4)
+    are_real = (images == 0.0).sum((-1, -2)) != 12
+    assert images[are_real].shape == (2, 3, 4)
+    assert are_real.nonzero().shape == (2, 1)
 
 
 def test_a_tensor_loses_its_values_where_weights_are_written_into_it(mode: ActivityMode) -> None:

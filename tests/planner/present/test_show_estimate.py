@@ -12,12 +12,13 @@ from sized_models import StandInReader
 
 from bayplan.planner.estimate.api import make_estimate
 from bayplan.planner.estimate.options import EstimateOptions
+from bayplan.planner.present.columns import split_columns
+from bayplan.planner.present.estimate_facts import footnotes
 from bayplan.planner.present.estimate_tables import (
     fits_table,
     inference_table,
     peer_size,
     range_text,
-    split_columns,
     training_table,
 )
 from bayplan.planner.present.plan_tables import Table
@@ -52,7 +53,7 @@ def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
 def picture(estimate: Estimate, width: int = 100) -> str:
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as capture:
-        console.print(render_estimate(estimate, width=width))
+        console.print(render_estimate(estimate))
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
@@ -107,6 +108,30 @@ def test_what_is_not_known_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None
     assert "cache and activations are not known" in text
     assert "inference" not in text
     assert "divided" not in text
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_what_a_quantized_format_leaves_is_in_the_model_s_own_data_type(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    StandInReader(monkeypatch).changes["dtype"] = dtype
+    found = footnotes(make_estimate("hand/made", EstimateOptions(dtypes=("bf16", "int8", "fp8", "nf4"))))
+    assert ("scales", f"counted in fp8, nf4; what these leave unquantized is in {dtype}") in found
+    plain = footnotes(make_estimate("hand/made", EstimateOptions(dtypes=("bf16", "int8"))))
+    assert "scales" not in dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [
+        ("transformers", "left out: fp32, ask for it with --dtypes"),
+        ("torch", "left out: fp32, which the factory does not choose"),
+    ],
+)
+def test_why_a_format_has_no_inference(monkeypatch: pytest.MonkeyPatch, library: str, text: str) -> None:
+    StandInReader(monkeypatch)
+    estimate = msgspec.structs.replace(make_estimate("hand/made", EstimateOptions()), library=library)
+    assert dict(footnotes(estimate))["inference"].endswith(f"; {text}")
 
 
 def test_names_of_others_drive_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
