@@ -68,8 +68,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Floating-point operations, a multiply-add counted as two."""
     activation_bytes: NumBytes
     """Peak of tensor bytes alive while the block is called, or between its call and those of its neighbours,
-    beyond the graph's `base_activation_bytes`. Parameters, buffers and `kv_bytes` of cache are not in it; what
-    the cache takes above them is, such as old keys beside the new ones."""
+    beyond the graph's `base_activation_bytes`. Parameters, buffers and `kv_bytes` of cache are not in it;
+    what the cache takes above them is, such as old keys beside the new ones."""
     output_bytes: NumBytes
     """Bytes handed on to the next block."""
 
@@ -134,8 +134,8 @@ class ModelGraph(msgspec.Struct, frozen=True, kw_only=True):
     trace_note: str = ""
     """Why it could not, in one sentence; empty when traced."""
     base_activation_bytes: NumBytes = 0
-    """Bytes alive in every forward from its first block to its last: inputs, masks, what blocks hand on. With the
-    largest `activation_bytes` of the blocks that a device has, the peak of what is alive there."""
+    """Bytes alive in every forward from its first block to its last: inputs, masks, what blocks hand on. With
+    the largest `activation_bytes` of the blocks that a device has, the peak of what is alive there."""
     declared_no_split: tuple[Fqn, ...] = ()
     """Outermost modules whose class is in the model's own `_no_split_modules`, in order of registration."""
     kept_fp32: dict[str, tuple[Fqn, ...]] = {}

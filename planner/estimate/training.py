@@ -139,7 +139,8 @@ def _trainable(graph: ModelGraph) -> list[TensorRecord]:
         tensor
         for block in graph.blocks
         for tensor in block.tensors
-        if not (tensor.is_buffer or tensor.is_frozen) and parse_dtype(tensor.dtype).name.startswith(("fp", "bf"))
+        if not (tensor.is_buffer or tensor.is_frozen)
+        and parse_dtype(tensor.dtype).name.startswith(("fp", "bf"))
     ]
 
 

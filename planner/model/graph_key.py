@@ -85,9 +85,9 @@ class _Ingredients(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[tuple[str, str, int, int], ...]
     """Name, file, length and time of change."""
     installed: tuple[tuple[str, int], ...]
-    """Every installed distribution, its version in its name, and every module and package that can be imported
-    by a name without dots, with their times of change: which optional packages there are changes what a
-    model's code does. Of a package that is its `__init__.py`'s; packages without one are not seen."""
+    """Every installed distribution, its version in its name, and every importable name without a dot, with
+    their times of change: which optional packages there are changes what a model's code does. A package's is
+    that of its `__init__.py`; one without is not seen."""
     environment: tuple[tuple[str, str], ...]
     may_have_accelerator: bool
     source: dict[str, object]

@@ -37,9 +37,9 @@ from bayplan.skeleton.config import choose_class, choose_dtype, load_config, qua
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
 
-
 _OF_POSITIONS = frozenset({"decoder_input_ids", "input_features", "input_ids", "input_values"})
 """Arguments whose length is the context, or part of it."""
+_NOT_KNOWN = "what the checkpoint itself takes is not known; all else is counted from the model's own shapes"
 
 
 class _Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
     if obstacle is not None:
         warnings = (*warnings, f"cannot be planned for: {obstacle.error()}")
     if is_quantized and scheme is None and fit.stored is None:
-        warnings = (*warnings, "what the checkpoint itself takes is not known: only its plain formats are")
+        warnings = (*warnings, _NOT_KNOWN)
     return ReadModel(
         graph=graph,
         model=_identity(source, built, graph, options, fit),

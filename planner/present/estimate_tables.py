@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.plan_tables import Table
-from bayplan.planner.present.wording import are_on_one_node, count_text, device_label, millions_text, printable
+from bayplan.planner.present.wording import (
+    are_on_one_node,
+    count_text,
+    device_label,
+    millions_text,
+    printable,
+)
 from bayplan.schemas.estimate import Counted, Estimate, FitDevice, FormatEstimate, FormatFit
 from bayplan.schemas.sizes import format_size
 from bayplan.schemas.types import Backend, BytesRange

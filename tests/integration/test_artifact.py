@@ -17,7 +17,7 @@ from word_tokenizer import add_tokenizer
 from bayplan.schemas.codec import decode_plan, encode_plan
 
 PROMPT = "w5 w6 w7"
-SMALL = ("--max-memory", "cpu=17792KiB")
+SMALL = ("--max-memory", "cpu=9500KiB")
 """Room for a reader that casts, and for few blocks beside it."""
 
 
@@ -67,7 +67,7 @@ def test_a_plan_travels_without_the_folder_that_it_was_made_in(
     there.mkdir()
     made_from = copy_of(llama, here / "weights")
     plan = here / "plan.json"
-    assert cli("plan", made_from, "-i", machine, "--max-memory", "cpu=9600KiB", "-o", plan).code == 0
+    assert cli("plan", made_from, "-i", machine, "--max-memory", "cpu=1350KiB", "-o", plan).code == 0
     assert str(tmp_path) not in plan.read_text()
     before = tokens(cli, plan, made_from)
     shutil.copy(plan, there / "other-name.json")
@@ -84,7 +84,7 @@ def test_planned_twice_it_is_the_same_bytes(llama: Path, tmp_path: Path) -> None
         folder = tmp_path / name
         copy_of(llama, folder / f"weights-{number}")
         done = in_own_process(
-            *("plan", f"weights-{number}", "--max-memory", "cpu=9600KiB", "--hash", "-o", "plan.json"),
+            *("plan", f"weights-{number}", "--max-memory", "cpu=1350KiB", "--hash", "-o", "plan.json"),
             cwd=folder,
             PYTHONHASHSEED=str(number),
         )

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import torch
+import transformers
 from command_line import Cli, in_own_process
 from hub_server import COMMIT, hub_server
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import tiny_llama
+from tiny_models import ARCHITECTURES
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import bayplan
 from bayplan.planner.hardware.declare import declare_inventory
@@ -245,6 +248,71 @@ def test_a_factory_that_can_be_traced_has_one_data_type(
     assert tree["fits"]["formats"]["fp32"] is None
     assert tree["fits"]["formats"]["nf4"]["devices"] == ["node0/gpu0"]
     assert "warning: inference in fp32 is not known: a factory chooses its own data type" in done.err
+
+
+def test_a_factory_s_transformers_model_has_a_maximum(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "short_factory.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "def make():\n"
+        "    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,\n"
+        "        num_attention_heads=4, vocab_size=100, max_position_embeddings=48)\n"
+        "    return LlamaForCausalLM(config)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for words, warning in (
+        ((), ""),
+        (("--context", "99"), "warning: --context 99 is more than the model's maximum: planned for 48\n"),
+    ):
+        done = cli("estimate", "short_factory:make", "--json", *words)
+        assert (done.code, done.err) == (0, warning)
+        assert json.loads(done.out)["context"] == 48
+
+
+def tiny_config(name: str, folder: Path) -> Path:
+    class_name, values = ARCHITECTURES[name]
+    config_class = getattr(transformers, class_name).config_class
+    config_class(**values, architectures=[class_name]).save_pretrained(folder)
+    return folder
+
+
+def test_whisper_s_fixed_positions_are_not_trained(tmp_path: Path) -> None:
+    folder = tiny_config("whisper", tmp_path)
+    model = WhisperForConditionalGeneration(WhisperConfig.from_pretrained(folder))
+    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    found = bayplan.estimate(folder, dtypes=("fp32",))
+    assert found.params == model.num_parameters() > trained
+    assert {recipe.trainable_params for recipe in found.training} == {trained}
+
+
+@pytest.mark.parametrize(
+    ("name", "has_positions"), [("vit", False), ("llama", True), ("whisper", True), ("t5", True)]
+)
+def test_models_of_images_alone_have_no_positions(name: str, has_positions: bool, tmp_path: Path) -> None:
+    found = bayplan.estimate(tiny_config(name, tmp_path), dtypes=("fp32",))
+    assert found.has_positions == has_positions
+
+
+def test_a_checkpoint_that_nothing_is_known_of(cli: Cli, bf16_llama: Path, tmp_path: Path) -> None:
+    """Its method and its names are unknown: the formats are told all the same."""
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    config = json.loads((bf16_llama / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "made-up"}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.layers.0.mlp.up_proj.tangled": torch.zeros(3, 5)}, folder / "model.safetensors")
+    done = cli("estimate", folder, "--json", "--dtypes", "bf16", "nf4")
+    assert done.code == 0, done.err
+    tree = json.loads(done.out)
+    plain = json.loads(cli("estimate", bf16_llama, "--json", "--dtypes", "bf16", "nf4").out)
+    assert tree["formats"] == plain["formats"]
+    assert (tree["checkpoint"], list(tree["inference"])) == (None, ["bf16", "nf4"])
+    assert "warning: what the checkpoint itself takes is not known; all else is counted" in done.err
+    refused = cli("plan", folder, "-o", tmp_path / "plan.json")
+    assert refused.code == 1
+    assert 'quantized by a method that this version does not know: got "made-up"' in refused.err
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_no_such_model(cli: Cli) -> None:

@@ -38,7 +38,7 @@ sys.exit(run_command_line(sys.argv[4:]))
 def streaming(llama: Path, machine: Path, tmp_path: Path, cli: Cli) -> Path:
     """A plan with which a reader thread works beside the model."""
     plan = tmp_path / "plan.json"
-    assert cli("plan", llama, "-i", machine, "--max-memory", "cpu=9600KiB", "-o", plan).code == 0
+    assert cli("plan", llama, "-i", machine, "--max-memory", "cpu=1350KiB", "-o", plan).code == 0
     assert '"stream-disk"' in plan.read_text()
     return plan
 

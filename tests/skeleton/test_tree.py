@@ -85,6 +85,15 @@ def test_tensor_records() -> None:
     assert records["norm.num_batches_tracked"].is_buffer
 
 
+def test_a_parameter_that_is_kept_from_training_is_recorded_but_changes_no_digest() -> None:
+    tree = Tree()
+    tree.first.weight.requires_grad_(False)
+    frozen = [record.fqn for record in tensor_records(tree) if record.is_frozen]
+    assert frozen == ["first.weight", "second.weight"]
+    assert not any(record.is_frozen for record in tensor_records(Tree()))
+    assert tree_digest(tree) == tree_digest(Tree())
+
+
 def test_records_list_what_state_dict_lists(checkpoint: Checkpoint) -> None:
     state = checkpoint.reference.state_dict()
     records = [record for record in tensor_records(checkpoint.reference) if record.is_persistent]

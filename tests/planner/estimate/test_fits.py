@@ -12,6 +12,7 @@ from bayplan.planner.estimate.fits import Fitter, context_ladder, fit_devices
 from bayplan.planner.solve.chain import Chain
 from bayplan.schemas.estimate import FitDevice, FormatFit
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.types import Backend
 
 LAYER_BYTES = 1000
 NUM_LAYERS = 4
@@ -84,7 +85,9 @@ def test_host_memory_counts_too() -> None:
 
 def test_reserves_are_not_to_use() -> None:
     inventory = make_inventory([make_device("gpu0", capacity_bytes=100, reserve_bytes=30)])
-    assert fit_devices(inventory) == (FitDevice(id="node0/gpu0", kind="test", budget_bytes=70),)
+    assert fit_devices(inventory) == (
+        FitDevice(id="node0/gpu0", kind="test", backend=Backend.CUDA, budget_bytes=70),
+    )
 
 
 @pytest.mark.parametrize(

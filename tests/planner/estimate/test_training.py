@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from sized_models import (
@@ -77,6 +78,16 @@ def test_what_the_class_keeps_in_fp32_has_no_copy() -> None:
     )
     found = recipes(graph)[Recipe.MIXED_ADAM]
     assert (found.weights_bytes, found.master_bytes, found.gradients_bytes) == (40, 40, 40)
+
+
+def test_what_the_model_freezes_has_no_gradient() -> None:
+    frozen = msgspec.structs.replace(record("p.weight", 100, 50), is_frozen=True)
+    found = recipes(graph_of(block("a", record("a.weight", 3, 5)), block("p", frozen)))
+    assert {one.trainable_params for one in found.values()} == {15}
+    adam = found[Recipe.ADAM]
+    assert (adam.weights_bytes, adam.gradients_bytes, adam.optimizer_bytes) == (4 * 5015, 60, 120)
+    mixed = found[Recipe.MIXED_ADAM]
+    assert (mixed.weights_bytes, mixed.master_bytes, mixed.gradients_bytes) == (2 * 5015, 60, 30)
 
 
 def test_adapters_on_frozen_weights() -> None:

@@ -74,7 +74,7 @@ def test_timm_by_folder(timm_folder: Path) -> None:
     assert (read.model.class_name, read.dtype) == ("Net", "fp32")
     assert read.model.checkpoint is not None
     assert read.sources["conv.weight"] == "conv.weight"
-    assert (read.graph.traced, read.graph.generates) == (True, False)
+    assert (read.graph.traced, read.graph.generates, read.has_positions) == (True, False, False)
     flops = {block.id: block.prefill.flops for block in read.graph.blocks}
     # The convolution: 3 images, 4 x 4 places, 4 channels of 3 x 2 x 2 products.
     assert flops["conv"] == 2 * 3 * 4 * 4 * 4 * 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from rich.console import Console, RenderableType
 from sample_plans import large_plan, smol_plan
 
+from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.present.device_map import DeviceMapError, device_map
 from bayplan.planner.present.markdown import plan_markdown
 from bayplan.planner.present.notices import plan_notices
+from bayplan.planner.present.plan_tables import block_table, device_table
 from bayplan.planner.present.show import render_plan
+from bayplan.planner.present.show_inventory import render_inventory
 from bayplan.schemas.plan import Experts, Plan
 from bayplan.schemas.types import Residency, SolverStatus
 
@@ -48,6 +52,30 @@ def test_markdown_is_as_approved(name: str) -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     for plan in PLANS.values():
         assert max(map(len, picture(plan, width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [40, 50, 70, 100])
+def test_no_quantity_is_cut_short_or_away_from_its_name(width: int) -> None:
+    for plan in PLANS.values():
+        lines = picture(plan, width=width).splitlines()
+        for table in (device_table(plan), block_table(plan)):
+            shown = [line for line in lines if line.startswith(table.rows[0][0][:20])]
+            for index in table.right_aligned:
+                assert any(f" {table.rows[0][index]}" in line for line in shown), table.header[index]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_an_inventory_keeps_its_figures_at_any_width(width: int) -> None:
+    machine = declare_inventory(("h100-80gb*2",), cpu="epyc-9354", host_memory="1TiB", disk="7GB/s")
+    wide = text(render_inventory(machine), 200).splitlines()
+    narrow = text(render_inventory(machine), width).splitlines()
+    assert max(map(len, narrow)) <= width
+    amounts = re.compile(r"[0-9.]+ (?:[KMGT]i?B(?:/s)?|[GT]FLOP/s|[mnu]?s)\b")
+    for line in filter(None, wide[1:]):
+        name = line.split()[0]
+        found = amounts.findall(line)
+        kept = [amount for shown in narrow if shown.startswith(name) for amount in amounts.findall(shown)]
+        assert set(found) <= set(kept)
 
 
 def test_one_screen() -> None:

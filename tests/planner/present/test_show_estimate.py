@@ -13,7 +13,7 @@ from sized_models import StandInReader
 from bayplan.planner.estimate.api import make_estimate
 from bayplan.planner.estimate.options import EstimateOptions
 from bayplan.planner.present.columns import split_columns
-from bayplan.planner.present.estimate_facts import footnotes
+from bayplan.planner.present.estimate_facts import footnotes, header_facts
 from bayplan.planner.present.estimate_tables import (
     fits_table,
     inference_table,
@@ -25,6 +25,7 @@ from bayplan.planner.present.plan_tables import Table
 from bayplan.planner.present.show_estimate import render_estimate
 from bayplan.schemas.estimate import Estimate, FitDevice, Fits, FormatFit, encode_estimate
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.types import Backend
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "estimate"
 MIB = 2**20
@@ -193,10 +194,37 @@ def test_devices_that_hold_it_alone(
     StandInReader(monkeypatch)
     fit = FormatFit(devices=tuple(ids[number] for number in alone), accelerators_context=None, max_context=64)
     fits = Fits(
-        devices=tuple(FitDevice(id=name, kind="test", budget_bytes=1) for name in ids),
+        devices=tuple(device(name) for name in ids),
         formats={"nf4": fit, "int4": None},
     )
     estimate = msgspec.structs.replace(make_estimate("hand/made", EstimateOptions()), fits=fits)
     table = fits_table(estimate)
     assert table is not None
     assert table.rows == (("nf4", text, "no", "64"),)
+
+
+def device(name: str) -> FitDevice:
+    backend = Backend.CPU if name.endswith("cpu") else Backend.CUDA
+    return FitDevice(id=name, kind="test", backend=backend, budget_bytes=1)
+
+
+def test_without_accelerators_nothing_is_said_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    StandInReader(monkeypatch)
+    fit = FormatFit(devices=("node0/cpu",), accelerators_context=None, max_context=64)
+    fits = Fits(devices=(device("node0/cpu"),), formats={"nf4": fit})
+    table = fits_table(msgspec.structs.replace(make_estimate("hand/made", EstimateOptions()), fits=fits))
+    assert table == Table(
+        ("fits", "alone on", "all devices up to context"), (("nf4", "cpu", "64"),), frozenset((2,))
+    )
+
+
+def test_where_nothing_has_positions_no_context_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    StandInReader(monkeypatch).changes["has_positions"] = False
+    estimate = make_estimate("hand/made", EstimateOptions(dtypes=("nf4",), fits=machine()))
+    assert ("assumes", "batch 1") in header_facts(estimate)
+    assert "context" not in picture(estimate)
+    table = fits_table(estimate)
+    assert table is not None
+    assert table.header == ("fits", "alone on", "accelerators", "all devices")
+    assert table.rows == (("nf4", "each of 4 devices", "yes", "yes"),)
+    assert b'"context": 64' in encode_estimate(estimate)
