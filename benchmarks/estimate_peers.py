@@ -16,7 +16,7 @@ import threading
 import time
 from typing import NamedTuple
 
-PEER_SECONDS = 120
+PEER_SECONDS = 60
 PEER_BYTES = 20 * 2**30
 """A peer that takes longer, or more address space, is stopped and marked."""
 
@@ -153,12 +153,12 @@ def last_json(ran: Ran) -> dict[str, object]:
     return found
 
 
-def run_peer(python: str, script: str, *arguments: str, environment: dict[str, str] | None = None) -> Ran:
+def run_peer(python: str, script: str, *arguments: str, max_seconds: int = PEER_SECONDS) -> Ran:
     """Run one of the scripts above under the limits for peers, without the network."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return run(
         [python, "-c", script, *arguments],
-        environment=offline | (environment or {}),
-        max_seconds=PEER_SECONDS,
+        environment=offline,
+        max_seconds=max_seconds,
         max_bytes=PEER_BYTES,
     )

@@ -84,7 +84,7 @@ def read_index(path: Path, *, suffix: str = ".safetensors") -> ShardIndex:
         suffix: What the names of its shards end in.
 
     Raises:
-        CheckpointError: UNREADABLE: missing, or the system refuses.
+        CheckpointError: UNREADABLE: missing, no regular file, or the system refuses.
         JsonError: Not strict JSON, or over `MAX_INDEX_BYTES`.
         CheckpointError: INDEX_FORM: no object with a `weight_map` from tensor to file, an empty one, or a
             `metadata.total_size` that is no whole number.
@@ -92,6 +92,9 @@ def read_index(path: Path, *, suffix: str = ".safetensors") -> ShardIndex:
     """
     where = str(path)
     try:
+        # Looked at before it is opened: opening a named pipe would wait for a writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(CheckpointRule.UNREADABLE, "not a regular file", where=where)
         with open(path, "rb") as file:
             data = file.read(MAX_INDEX_BYTES + 1)
     except OSError as error:

@@ -330,8 +330,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     no_split: tuple[str, ...]
     """Class names that the user declared indivisible; empty: the model's own."""
     base_activation_bytes: NumBytes
-    """Alive in every forward from its first block to its last. With the most that a device's blocks need on top, the
-    peak there."""
+    """Alive in every forward from its first block to its last. With the most that a device's blocks need on
+    top, the peak there."""
     scratch_bytes: NumBytes
     """Reader's buffers besides the slots: gaps between tensors, tensors that are cast while read."""
     runs: tuple[BlockRun, ...]

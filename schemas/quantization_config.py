@@ -185,7 +185,7 @@ def _read_compressed(values: Values) -> Scheme:
         if not isinstance(group, Mapping):
             raise values.wrong("config_groups", "groups with targets and weights")
         if group.get("weights") is not None:  # else only the cache or activations are quantized
-            found.append(_compressed_group(Values(group, values.dtype, values.where), values))
+            found.append(_compressed_group(values.part(group), values))
     if not found:
         raise values.wrong("config_groups", "a group with weights")
     return Scheme(
@@ -201,7 +201,7 @@ def _compressed_group(group: Values, whole: Values) -> Group:
     weights = group.config["weights"]
     if not isinstance(weights, Mapping):
         raise whole.wrong("config_groups", "weights with num_bits, type and strategy")
-    args = Values(weights, whole.dtype, whole.where)
+    args = whole.part(weights)
     bits = args.integer("num_bits", default=_MAX_BITS)
     is_float = args.choice("type", ("int", "float"), default="int") == "float"
     layout = group.config.get("format") or whole.config.get("format")

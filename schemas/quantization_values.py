@@ -32,11 +32,18 @@ class Values:
         self.config = config
         self.dtype = dtype
         self.where = where
+        self._method = method_of(config)
+
+    def part(self, config: Mapping[str, object]) -> Values:
+        """Return an object inside this one, whose messages name the same method."""
+        part = Values(config, self.dtype, self.where)
+        part._method = self._method
+        return part
 
     def wrong(self, key: str, needed: str) -> QuantizationError:
         """Return the error for a value that is not understood."""
         return QuantizationError(
-            f"quantization_config of {method_of(self.config)}: {key} is not understood",
+            f"quantization_config of {self._method}: {key} is not understood",
             where=self.where,
             got=quote(str(self.config.get(key))),
             needed=needed,
@@ -90,7 +97,7 @@ class Values:
         if (
             isinstance(value, list | tuple)
             and len(value) == 2
-            and all(isinstance(size, int) and size > 0 for size in value)
+            and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
         ):
             return value[0], value[1]
         raise self.wrong(key, "two whole numbers above 0")

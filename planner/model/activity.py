@@ -164,7 +164,10 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         returned = list(tensors_in(output))
         if returned:
             self.log.output_rows[block] = math.prod(returned[0].shape[:-1])
-        handed_on = {storage_key(tensor): tensor.nbytes for tensor in returned}
+        handed_on = {
+            (storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()): tensor.nbytes
+            for tensor in returned
+        }
         self.log.output_bytes[block] = max(self.log.output_bytes.get(block, 0), sum(handed_on.values()))
         self._count_down(block)
 
@@ -202,10 +205,22 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output, flops = self._runner.run(func, args, kwargs, tensors)
         for tensor in tensors_in(output):
             self._register(tensor, producers)
-        if flops and self._stack:
-            block = self._stack[-1]
-            self.log.flops[block] = self.log.flops.get(block, 0) + flops
+        if flops:
+            self._credit(flops, tensors, producers)
         return output
+
+    def _credit(self, flops: int, tensors: Sequence[torch.Tensor], producers: frozenset[int]) -> None:
+        """Note work as that of the block that is called.
+
+        Between the calls it is that of the block whose weights are read, or else whose results are.
+        """
+        blocks: Collection[int] = self._stack[-1:]
+        if not blocks:
+            owners = [self._owners.get(storage_key(tensor), frozenset()) for tensor in tensors]
+            blocks = frozenset().union(*owners) or producers
+        if blocks:
+            block = min(blocks)
+            self.log.flops[block] = self.log.flops.get(block, 0) + flops
 
     def _read(
         self,
@@ -252,13 +267,15 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _last(self, producers: set[int]) -> set[int]:
         """Return the producers without those whose work another one of them has used.
 
-        A residual stream that is added up between the blocks would otherwise come from all of them.
+        A residual stream that is added up between the blocks would otherwise come from all of them. Blocks
+        that have used each other's, as those do that are called in turns, all stay.
         """
-        return {
+        last = {
             one
             for one in producers
             if not any(one in self._ancestors.get(other, ()) for other in producers if other != one)
         }
+        return last or producers
 
     def _read_owned(self, owners: frozenset[int]) -> None:
         for block in owners:

@@ -86,8 +86,7 @@ def no_split_classes(model: nn.Module) -> frozenset[str]:
 
     The model's word is `_no_split_modules` of it and of the models inside. Where that says nothing about a
     part of the tree, classes that occur at least twice in one `ModuleList` or `Sequential` and have children
-    of their own count as
-    well: that is how layers are written.
+    of their own count as well: that is how layers are written.
     """
     declared: set[str] = set()
     for module in model.modules():

@@ -7,6 +7,7 @@ are measured.
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, TypeVar
@@ -76,7 +77,8 @@ def observe_extrapolated(
 ) -> Observation:
     """Return what `observe` would at the workload's context, measured at three short contexts.
 
-    The context is taken as one prefill chunk, which needs at least as much as a shorter one.
+    What is alive is that of a prefill in one chunk, which needs at least as much as a shorter one; work and
+    what is handed on are those of the workload's chunk.
 
     Args:
         model: As for `observe`.
@@ -112,7 +114,7 @@ def observe_extrapolated(
         if sizes[0] < sizes[1] < sizes[2]:
             # A step on a full table of positions is the one that completes it.
             is_full = workload.context == max_context(model.config)
-            return _on_curves(points, lengths, workload.context, num_past=workload.context - is_full)
+            return _on_curves(points, lengths, workload, num_past=workload.context - is_full)
     raise TraceTooLongError(f"{TOO_LONG}, and no loop over positions is seen")
 
 
@@ -121,10 +123,11 @@ def _shortened(workload: Workload, context: int) -> Workload:
 
 
 def _on_curves(
-    points: Sequence[Observation], lengths: Sequence[int], context: int, *, num_past: int
+    points: Sequence[Observation], lengths: Sequence[int], workload: Workload, *, num_past: int
 ) -> Observation:
-    curve = _Curve(lengths, context)
-    prefill = curve.figures([point.prefill for point in points])
+    curve = _Curve(lengths, workload.context)
+    prefills = [point.prefill for point in points]
+    prefill = curve.figures(prefills)
     first, last = points[0], points[-1]
     decode = None
     if first.decode is first.prefill:
@@ -132,11 +135,36 @@ def _on_curves(
     elif first.decode is not None and last.decode is not None:
         decode = _Curve((lengths[0], lengths[-1]), num_past).figures([first.decode, last.decode])
     return Observation(
-        prefill=prefill,
+        prefill=_of_last_chunk(prefill, prefills, lengths, workload),
         decode=decode,
         filled=None,
         kv_bytes=curve.by_key([point.kv_bytes for point in points]),
         replaced_buffers=last.replaced_buffers,
+    )
+
+
+def _of_last_chunk(
+    whole: ForwardFigures, points: Sequence[ForwardFigures], lengths: Sequence[int], workload: Workload
+) -> ForwardFigures:
+    """Return the figures of the whole context with the work of its last chunk alone.
+
+    What grows with the positions is there in proportion; so is attention, each of whose rows is as long as
+    the context. What does not grow is as in a forward over the chunk.
+    """
+    if workload.prefill_chunk >= workload.context:
+        return whole
+    curve = _Curve(lengths, workload.prefill_chunk)
+    share = Fraction(workload.prefill_chunk, workload.context)
+
+    def of_chunk(of_whole: Mapping[_Key, int], of_points: Sequence[Mapping[_Key, int]]) -> dict[_Key, int]:
+        alone = curve.by_key(of_points)
+        return {key: max(ceil(value * share), alone[key]) for key, value in of_whole.items()}
+
+    return dataclasses.replace(
+        whole,
+        flops=of_chunk(whole.flops, [point.flops for point in points]),
+        output_bytes=of_chunk(whole.output_bytes, [point.output_bytes for point in points]),
+        handed_bytes=of_chunk(whole.handed_bytes, [point.handed_bytes for point in points]),
     )
 
 

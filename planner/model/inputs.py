@@ -18,6 +18,7 @@ from bayplan.planner.model.modalities import (
     layout_inputs,
     layouts,
     modalities,
+    part_of,
     token_id,
 )
 
@@ -130,10 +131,11 @@ def _ids(config: PreTrainedConfig, batch: int, num_positions: int) -> torch.Tens
     """
     text = config.get_text_config()
     fields = {**vars(text), **vars(config)}
-    special: set[object] = set()
+    special: set[int] = set()
     for name, value in fields.items():
         if "token" in name:
-            special.update(value if isinstance(value, list) else [value])
+            listed = value if isinstance(value, list) else [value]
+            special.update(one for one in listed if isinstance(one, int))
     word = next(number for number in range(len(special) + 1) if number not in special)
     ids = torch.full((batch, num_positions), word, dtype=torch.int64)
     if config.is_encoder_decoder and isinstance(text.eos_token_id, int) and num_positions > 1:
@@ -149,19 +151,13 @@ def _mask(batch: int, num_positions: int, *, num_padded: int) -> torch.Tensor:
     return mask
 
 
-def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
-    """Return the sub-config of one modality, or the config itself where it is of that modality."""
-    part = getattr(config, name, None)
-    return config if part is None else part
-
-
 def _image_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:
     return image_shape(config)
 
 
 def _spectrogram_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:
     """Return `[mel bins, frames]` for Whisper, whose encoder halves the frames, or `[frames, features]`."""
-    audio = _part(config, "audio_config")
+    audio = part_of(config, "audio_config")
     num_mel_bins = getattr(audio, "num_mel_bins", None)
     if num_mel_bins is not None:
         return (int(num_mel_bins), 2 * num_positions)
@@ -174,7 +170,7 @@ def _spectrogram_shape(config: PreTrainedConfig, num_positions: int) -> tuple[in
 
 def _sound_shape(config: PreTrainedConfig, num_positions: int) -> tuple[int, ...] | None:
     """Return `[samples]` or `[channels, samples]` of a wave, or `[frames, mel bins]` of a spectrogram."""
-    audio = _part(config, "audio_config")
+    audio = part_of(config, "audio_config")
     samples_per_position = getattr(audio, "inputs_to_logits_ratio", None)
     if callable(samples_per_position):
         samples_per_position = samples_per_position()

@@ -141,8 +141,8 @@ class Runner:
         if func is _aten._to_copy.default and _is_move(args, kwargs):
             return Result(_aten.alias.default(args[0]), 0)
         if func is _aten._local_scalar_dense.default and _is_bool(args[0]):
-            # Models ask whether a mask is all true, or a number infinite, and go the cheaper way if they may:
-            # False makes them go the other one.
+            # Models ask whether a mask is all true, to go a cheaper way: False makes them go the dearer one.
+            # Or whether a number is infinite, which none is in a run that is worth planning.
             return Result(output=False, flops=0)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _META}

@@ -121,7 +121,7 @@ def layouts(model: PreTrainedModel, modality: Modality, batch: int) -> Iterator[
     if modality is _VIDEO:
         frames = frames or [_NUM_VIDEO_FRAMES]
     one = (channels, height, width)
-    tiles = int(getattr(_part(config, "vision_config"), "max_num_tiles", 1))
+    tiles = int(getattr(part_of(config, "vision_config"), "max_num_tiles", 1))
     for before in (tuple(frames), (1,), (1, tiles)):
         layout = Layout(modality=modality, shape=(batch, *before, *one))
         yield layout
@@ -130,7 +130,7 @@ def layouts(model: PreTrainedModel, modality: Modality, batch: int) -> Iterator[
 
 
 def _grid_layouts(config: PreTrainedConfig, modality: Modality, batch: int) -> Iterator[Layout]:
-    vision = _part(config, "vision_config")
+    vision = part_of(config, "vision_config")
     patch = _first_int(getattr(vision, "patch_size", 14))
     merge = _first_int(getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_kernel_size", 2))
     temporal = int(getattr(vision, "temporal_patch_size", 1))
@@ -228,7 +228,7 @@ def _belongs(name: str, modality: Modality) -> bool:
 
 def image_shape(config: PreTrainedConfig) -> tuple[int, ...] | None:
     """Return `[channels, height, width]`, with the frames before it for video; None: the size is unclear."""
-    vision = _part(config, "vision_config")
+    vision = part_of(config, "vision_config")
     size = getattr(vision, "image_size", _DEFAULT_IMAGE_PIXELS)
     if isinstance(size, dict):
         size = (size.get("height"), size.get("width"))
@@ -242,7 +242,7 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, ...] | None:
 
 def _spectrogram_shape(config: PreTrainedConfig) -> tuple[int, int]:
     """Return `[mel bins, frames]` where an encoder halves the frames, as Whisper's; else `[frames, bins]`."""
-    audio = _part(config, "audio_config" if hasattr(config, "audio_config") else "encoder_config")
+    audio = part_of(config, "audio_config" if hasattr(config, "audio_config") else "encoder_config")
     num_bins = next(
         (
             value
@@ -257,7 +257,7 @@ def _spectrogram_shape(config: PreTrainedConfig) -> tuple[int, int]:
     return (_DEFAULT_NUM_FRAMES, num_bins)
 
 
-def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
+def part_of(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
     """Return the sub-config of one modality, or the config itself where it is of that modality."""
     part = getattr(config, name, None)
     return config if part is None else part

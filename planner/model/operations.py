@@ -108,7 +108,9 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Run `scaled_dot_product_attention` as on real tensors; shapes `[batch, heads, positions, dim]`."""
-    if not (query.is_meta and _has_fused_kernel(query, key, value, dropout_p, enable_gqa)):
+    if not (
+        query.is_meta and dropout_p == 0.0 and _has_fused_kernel(query, key, value, attn_mask, enable_gqa)
+    ):
         return torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
@@ -132,7 +134,7 @@ def _has_fused_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    dropout_probability: float,
+    mask: torch.Tensor | None,
     is_grouped: bool,
 ) -> bool:
     """Return whether torch has one for these shapes: the choice of `torch._fused_sdp_choice` on the CPU."""
@@ -142,5 +144,7 @@ def _has_fused_kernel(
         and (is_grouped or query.shape[1] == key.shape[1] == value.shape[1])
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
         and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-        and dropout_probability == 0.0
+        and query.shape[-2] > 0
+        and key.shape[-2] > 0
+        and (mask is None or mask.dim() in (2, 4))
     )

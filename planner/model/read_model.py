@@ -5,6 +5,7 @@ Reader: builds the model on meta and hands on plain structs. Never opens a tenso
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import cast
 
@@ -36,6 +37,7 @@ from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
+from bayplan.skeleton.offline import without_hub
 
 _OF_POSITIONS = frozenset({"decoder_input_ids", "input_features", "input_ids", "input_values"})
 """Arguments whose length is the context, or part of it."""
@@ -87,8 +89,11 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         prefill_chunk=options.prefill_chunk,
         dtype=built.dtype,
     )
+    # What a config chooses may be fetched as late as in a forward: kernels for experts are.
+    with contextlib.nullcontext() if options.trust_remote_code else without_hub():
+        traced = trace_model(built.module, workload, no_split=options.no_split, inputs=built.inputs)
     graph = msgspec.structs.replace(
-        trace_model(built.module, workload, no_split=options.no_split, inputs=built.inputs),
+        traced,
         kept_fp32=kept_in_fp32(built.module, built.in_bf16),
         unquantized=unquantized_weights(built.module),
     )

@@ -7,6 +7,7 @@ read before need not be parsed again.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -116,7 +117,7 @@ def find_source(name: str, options: PlanOptions, progress: Progress | None = Non
         The source; shards are None where there is a config alone.
 
     Raises:
-        SourceError: There is no such folder or file.
+        SourceError: There is no such folder or file, or the system refuses to look.
         SourceError: The folder or repository has no config.
         SourceError: It is a pipeline of several models.
         SourceError: `name` has none of the forms.
@@ -132,7 +133,8 @@ def find_source(name: str, options: PlanOptions, progress: Progress | None = Non
         raise UsageError("an empty name is no model", where="MODEL", needed="a folder, a Hub id or a factory")
     library = parse_library(options.library)
     path = Path(name)
-    if not path.exists() and _FACTORY.fullmatch(name) and library is None:
+    is_there = _exists(path)
+    if not is_there and _FACTORY.fullmatch(name) and library is None:
         return _open_factory(name, options, progress)
     if options.checkpoint is not None:
         raise UsageError(
@@ -141,7 +143,7 @@ def find_source(name: str, options: PlanOptions, progress: Progress | None = Non
             got=options.checkpoint,
             hint="name the folder that holds both config and weights as the model",
         )
-    if path.exists():
+    if is_there:
         return _open_local(name, path, library, options, progress)
     hub_id = parse_hub_id(_TIMM_PREFIX.sub("", name))
     if hub_id is not None:
@@ -155,6 +157,20 @@ def find_source(name: str, options: PlanOptions, progress: Progress | None = Non
         needed="a folder with config.json, a Hub id such as org/name, or package.module:factory",
         hint="--library timm takes a name of timm's own" if is_bare and library is None else "",
     )
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is such a path; a name too long for one may still have another meaning.
+
+    Raises:
+        SourceError: The system refuses to look.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise SourceError("cannot be read", where=str(path), got=error.strerror or str(error)) from error
 
 
 def _open_hub(
@@ -220,7 +236,7 @@ def _open_factory(name: str, options: PlanOptions, progress: Progress | None) ->
     if options.checkpoint is not None:
         path = Path(options.checkpoint)
         hub_id = parse_hub_id(options.checkpoint)
-        if path.exists() or hub_id is None:
+        if _exists(path) or hub_id is None:
             shards, parse = read_local_headers(open_folder(path, variant=options.variant), options, progress)
         else:
             from bayplan.planner.model.hub import read_hub_model

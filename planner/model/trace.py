@@ -237,13 +237,13 @@ def _observed_block(
 
 def _prefill_work(index: int, observation: Observation, base_bytes: int) -> Work:
     """Return what a prefill asks of a block: one with images where that is more, or the only one."""
-    # An encoder runs when the cache is filled and not again.
+    # An encoder runs when the cache is filled and not again. What is read without a call has figures too.
     firsts = [one for one in (observation.prefill, observation.filled) if one is not None]
-    called = next((one for one in firsts if index in one.num_calls), None)
-    if called is None:
-        towers = [tower.figures for tower in observation.towers if index in tower.figures.num_calls]
+    used = next((one for one in firsts if index in one.activation_bytes), None)
+    if used is None:
+        towers = [tower.figures for tower in observation.towers if index in tower.figures.activation_bytes]
         return _work(index, towers[0] if towers else observation.prefill, base_bytes)
-    work = _work(index, called, base_bytes)
+    work = _work(index, used, base_bytes)
     extra = max((_extra_bytes(index, tower, observation.prefill) for tower in observation.towers), default=0)
     return msgspec.structs.replace(work, activation_bytes=work.activation_bytes + extra)
 

@@ -79,7 +79,7 @@ def max_encoder_context(config: PreTrainedConfig) -> int | None:
     text = config.get_text_config(encoder=True)
     for field in ("max_source_positions", "max_encoder_position_embeddings", *_CONTEXT_FIELDS):
         value = getattr(text, field, None)
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int) and 0 < value <= MAX_COUNT:  # more is a way to say that there is none
             return value
     return None
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 from bayplan.planner.present.wording import count_text, printable
 from bayplan.schemas.errors import RefusalKind
-from bayplan.schemas.features import not_yet_run
+from bayplan.schemas.features import Feature, features_used, not_yet_run
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, PLAN_SEMANTICS, Plan
 from bayplan.schemas.types import SolverStatus
 
 _EDITED = f"{RefusalKind.EDITED}: the file does not match its digest; it will not be carried out"
+_BOUND_BY_PLANNING = frozenset({Feature.QUANTIZED, Feature.PREQUANTIZED})
+"""With these a plan gets its weights by being made from them; `bind` refuses it."""
 _MAX_UNUSED = 3
 
 
@@ -58,10 +60,12 @@ def _refusals(plan: Plan, digest_matches: bool) -> Iterator[str]:
         names = ", ".join(feature.value for feature in missing)
         yield f"{RefusalKind.UNSUPPORTED}: this version plans but does not run {names}"
     if plan.model.checkpoint is None:
-        yield (
-            f"{RefusalKind.UNBOUND}: planned from a config alone; `bayplan bind PLAN --checkpoint DIR` adds "
-            "the identity of the weights"
+        advice = (
+            "plan again, naming the checkpoint itself as the model"
+            if _BOUND_BY_PLANNING.intersection(features_used(plan))
+            else "`bayplan bind PLAN --checkpoint DIR` adds the identity of the weights"
         )
+        yield f"{RefusalKind.UNBOUND}: planned from a config alone; {advice}"
     if plan.errored:
         yield "errored: the planner could not finish it; it will not be carried out"
     elif not plan.complete:

@@ -76,7 +76,7 @@ def test_every_option_reaches_the_planner(asked: list[tuple[str, EstimateOptions
 
 
 def test_a_model_that_comes_last_is_no_format(asked: list[tuple[str, EstimateOptions]]) -> None:
-    assert run_command_line("estimate --dtypes fp32 --dtypes nf4 m".split()) == 0
+    assert run_command_line(["estimate", "--dtypes", "fp32", "--dtypes", "nf4", "m"]) == 0
     assert asked == [("m", EstimateOptions(dtypes=("fp32", "nf4")))]
 
 

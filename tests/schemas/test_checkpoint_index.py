@@ -76,6 +76,16 @@ def test_unreadable(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/none.json: cannot be read: got No such file or directory"
 
 
+def test_unreadable_named_pipe(tmp_path: Path) -> None:
+    """Opening one would wait for ever."""
+    pipe = tmp_path / "i.json"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError) as caught:
+        read_index(pipe)
+    assert caught.value.rule is CheckpointRule.UNREADABLE
+    assert str(caught.value) == f"{pipe}: not a regular file"
+
+
 def test_not_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "i.json"
     path.write_text(f'{{"weight_map": {{"a": "{A}", "a": "{B}"}}}}')

@@ -226,6 +226,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
         'fp8: weight_block_size is not understood: got "[128]", needed two whole numbers above 0',
     ),
     (
+        {"quant_method": "fp8", "weight_block_size": [128, True]},
+        'fp8: weight_block_size is not understood: got "[128, True]", needed two whole numbers above 0',
+    ),
+    (
         {"quant_method": "fp8", "scale_fmt": "log"},
         'fp8: scale_fmt is not understood: got "log", needed one of float, ue8m0',
     ),
@@ -307,6 +311,23 @@ WRONG: list[tuple[dict[str, object], str]] = [
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": None}}},
         "compressed-tensors: config_groups is not understood: got \"{'a': {'weights': None}}\","
         " needed a group with weights",
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {"a": {"weights": {"strategy": "token"}}},
+        },
+        'compressed-tensors: strategy is not understood: got "token", needed one of tensor, channel, group,'
+        " block",
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {"a": {"weights": {}, "targets": "Linear"}},
+        },
+        'compressed-tensors: targets is not understood: got "Linear", needed a list of module names',
     ),
     (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": 1}}},

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+import huggingface_hub.constants
 import pytest
 import torch
 from torch import nn
@@ -15,8 +16,11 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PretrainedConfig,
     PreTrainedModel,
+    modeling_utils,
 )
 
 from bayplan.schemas.errors import UsageError
@@ -117,6 +121,45 @@ def test_fused_layers() -> None:
         "the config asks for fused layers, which this version does not build: got fusion_config"
         " {'mlp': True}\nhint: remove fusion_config from config.json"
     )
+
+
+@pytest.mark.filterwarnings("ignore:The .paged:FutureWarning")
+@pytest.mark.parametrize("is_part", [False, True])
+@pytest.mark.parametrize("kernel", ["kernels-community/flash-attn2", "org/code@v1:attend", "paged|org/code"])
+def test_attention_code_of_the_hub_is_not_run_unasked(
+    kernel: str, is_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **_: asked.append(args))
+    config: PretrainedConfig = LlamaConfig(**LLAMA, attn_implementation=kernel)
+    model_class: type[PreTrainedModel] = LlamaForCausalLM
+    if is_part:
+        config = LlavaConfig(text_config=LlamaConfig(**LLAMA), attn_implementation={"text_config": kernel})
+        model_class = LlavaForConditionalGeneration
+    with pytest.raises(ModelError) as caught:
+        build_model(config, model_class, torch.float32)
+    assert str(caught.value) == (
+        f'the config asks for attention code that is on the Hub: got "{kernel}", needed permission to run'
+        " that code\n"
+        "hint: remove attn_implementation from config.json; --trust-remote-code runs the code"
+    )
+    assert asked == []
+    build_model(config, model_class, torch.float32, trust_remote_code=True)
+    assert asked != []  # what was refused is what would have run it
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_a_constructor_cannot_ask_the_hub(is_trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    offline: list[bool] = []
+
+    class Curious(LlamaForCausalLM):
+        def __init__(self, config: PretrainedConfig) -> None:
+            offline.append(huggingface_hub.constants.HF_HUB_OFFLINE)
+            super().__init__(config)
+
+    build_model(LlamaConfig(**LLAMA), Curious, torch.float32, trust_remote_code=is_trusted)
+    assert offline == [not is_trusted]
 
 
 def test_failing_constructor() -> None:

@@ -140,6 +140,16 @@ def test_impossible_layers(tmp_path: Path, values: dict[str, object], got: str, 
     )
 
 
+def test_impossible_labels(tmp_path: Path) -> None:
+    file = write_config(tmp_path, model_type="llama", num_labels=2**31)
+    with pytest.raises(ModelError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == (
+        f"{file}: the config has an impossible number of labels: got num_labels 2147483648, "
+        "needed at most 1000000"
+    )
+
+
 def test_heads_that_share_unevenly(tmp_path: Path) -> None:
     file = write_config(tmp_path, model_type="llama", num_attention_heads=4, num_key_value_heads=3)
     with pytest.raises(ModelError) as caught:
@@ -293,7 +303,7 @@ def test_an_empty_class_name() -> None:
     assert str(caught.value) == "--class: an empty name is no class"
 
 
-@pytest.mark.parametrize("named", [[5], "MptModel"])
+@pytest.mark.parametrize("named", [[5], "MptModel", True, 3, 1.5, {"MptModel": 1}])
 def test_architectures_that_are_no_names(named: object) -> None:
     with pytest.raises(ModelError) as caught:
         choose_class(MptConfig(architectures=named))
@@ -375,7 +385,12 @@ def test_dtype(dtype: str | None, first_shard: dict[str, str] | None, expected: 
 
 @pytest.mark.parametrize(
     ("quantization", "expected"),
-    [(None, None), ({"quant_method": "fp8"}, "fp8"), ({"load_in_4bit": True}, "unnamed")],
+    [
+        (None, None),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"load_in_4bit": True}, "bitsandbytes"),
+        ({"bits": 4}, "unnamed"),
+    ],
 )
 def test_quantization_method(quantization: dict[str, object] | None, expected: str | None) -> None:
     values = {} if quantization is None else {"quantization_config": quantization}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -242,6 +243,33 @@ def test_build_empty_buffer_on_meta_by_itself() -> None:
     assert str(caught.value) == (
         "1 buffer left without values by an empty build: got 0.mask with 3 elements, needed buffers with"
         " values\nhint: the module itself puts them on meta; let it use the default device"
+    )
+
+
+def _frequencies() -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("inv_freq", torch.arange(0, 2**31, 2, dtype=torch.int64).float())
+    return module
+
+
+def _mask() -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("mask", torch.zeros(2**15, 2**14, dtype=torch.bool))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("build", "got"),
+    [(_frequencies, "arange of 1073741824 elements"), (_mask, "mask of 536870912 elements")],
+)
+def test_build_empty_does_not_follow_numbers_that_take_all_memory(
+    build: Callable[[], nn.Module], got: str
+) -> None:
+    with pytest.raises(NoValueError) as caught:
+        build_empty(build)
+    assert str(caught.value) == (
+        f"the model asks for a buffer larger than any model has: got {got}, needed at most 268435456\n"
+        "hint: a number in its config is far too large"
     )
 
 

@@ -6,6 +6,7 @@ Owns the whole build on meta, so that planner and executor hold the same module 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from typing import TYPE_CHECKING, cast
@@ -22,6 +23,7 @@ from bayplan.skeleton.buffers import compute_buffers
 from bayplan.skeleton.config_file import FOREIGN_FAULTS, ModelError, one_line
 from bayplan.skeleton.creation import is_loaded
 from bayplan.skeleton.empty import build_empty, loaded_bytes
+from bayplan.skeleton.offline import without_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,17 +55,18 @@ def build_model(
         model_class: From `config.choose_class`.
         dtype: From `config.choose_dtype`, or the user's.
         folder: Where the generation config is; None leaves the one that the config implies.
-        trust_remote_code: Also take a `generate` of the checkpoint's own.
+        trust_remote_code: Also take a `generate` of the checkpoint's own, and let the class ask the Hub.
 
     Returns:
         The model; two builds from equal arguments are equal.
 
     Raises:
         ModelError: The config asks for fused layers.
+        ModelError: It asks for attention code of the Hub and `trust_remote_code` is off.
         ModelError: The class's constructor fails.
         ModelError: The model has more bytes than a plan can count.
         ModelError: The generation config is not valid.
-        NoValueError: The class computes a buffer from weights.
+        NoValueError: The class computes a buffer from weights, or one larger than any model's.
     """
     if getattr(config, "fusion_config", None):
         raise ModelError(
@@ -71,8 +74,17 @@ def build_model(
             got=f"fusion_config {config.fusion_config}",
             hint="remove fusion_config from config.json",
         )
+    kernels = transformers_adapter.hub_kernels(config)
+    if kernels and not trust_remote_code:
+        raise ModelError(
+            "the config asks for attention code that is on the Hub",
+            got=", ".join(map(quote, kernels)),
+            needed="permission to run that code",
+            hint="remove attn_implementation from config.json; --trust-remote-code runs the code",
+        )
     try:
-        model = build_empty(lambda: transformers_adapter.instantiate(model_class, config, dtype))
+        with contextlib.nullcontext() if trust_remote_code else without_hub():
+            model = build_empty(lambda: transformers_adapter.instantiate(model_class, config, dtype))
         compute_buffers(model)
         transformers_adapter.tie(model)
     except FOREIGN_FAULTS as error:
@@ -115,7 +127,7 @@ def build_factory(spec: str) -> nn.Module:
         ModelError: It reads weights.
         ModelError: Parameters have no shape yet.
         ModelError: Parameters hold real weights.
-        NoValueError: Buffers are computed from weights or put on meta.
+        NoValueError: Buffers are computed from weights, put on meta, or larger than any model's.
     """
     factory = _import_factory(spec)
     module = build_empty(lambda: _call(factory, spec))

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from bayplan.schemas.dtypes import parse_dtype
 from bayplan.schemas.errors import UsageError
+from bayplan.schemas.quantization_values import method_of
 from bayplan.schemas.strict_json import quote
 from bayplan.skeleton import transformers_adapter
 from bayplan.skeleton.config_file import (
@@ -150,7 +151,7 @@ def choose_class(
     if name == "":
         raise UsageError("an empty name is no class", where="--class")
     named = config.architectures or ()
-    if isinstance(named, str) or not all(isinstance(one, str) for one in named):
+    if not isinstance(named, list | tuple) or not all(isinstance(one, str) for one in named):
         raise ModelError(
             "the config's architectures are not names", got=quote(str(named)), needed="a list of class names"
         )
@@ -209,8 +210,7 @@ def quantization_method(config: PretrainedConfig) -> str | None:
     )
     if not found:
         return None
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(getattr(method, "value", method or "unnamed"))
+    return method_of(found if isinstance(found, dict) else found.to_dict())
 
 
 def choose_dtype(config: PretrainedConfig, first_shard: Mapping[str, str] | None = None) -> torch.dtype:

@@ -41,6 +41,8 @@ MAX_CONFIG_BYTES = 16 * 2**20
 """Far over any config: the largest list every label of a classifier, about 1 MiB."""
 _MAX_LAYERS = 10_000
 """Far over any model; a million would keep this machine busy for hours before anything is known."""
+_MAX_LABELS = 1_000_000
+"""Far over any classifier; transformers makes a name for each."""
 _LAYERS = ("n_layer", "n_layers", "num_hidden_layers", "num_layers")
 _STACK_LAYERS = ("decoder_layers", "encoder_layers", "num_decoder_layers", "num_encoder_layers")
 """Of one stack of two, which a model may lack."""
@@ -102,7 +104,7 @@ def _members(pairs: list[tuple[str, object]], twice: list[str]) -> dict[str, obj
 
 
 def check_counts(config: Mapping[str, object], *, where: str) -> None:
-    """Check what a transformers config says of layers and heads, where its class would not.
+    """Check what a transformers config says of layers, labels and heads, where its class would not.
 
     Negative counts make an empty model, huge ones one that is never built, and a head that no key belongs to
     a model that fails in its first forward.
@@ -113,6 +115,7 @@ def check_counts(config: Mapping[str, object], *, where: str) -> None:
 
     Raises:
         ModelError: A number of layers is negative, zero for a whole model, or over any model's.
+        ModelError: The number of labels is over any model's.
         ModelError: The attention heads cannot share the key-value heads evenly.
     """
     for prefix, part in _parts(config):
@@ -126,6 +129,14 @@ def check_counts(config: Mapping[str, object], *, where: str) -> None:
                     got=f"{prefix}{name} {count}",
                     needed=f"{lowest} to {_MAX_LAYERS}",
                 )
+        labels = part.get("num_labels")
+        if isinstance(labels, int) and labels > _MAX_LABELS:
+            raise ModelError(
+                "the config has an impossible number of labels",
+                where=where,
+                got=f"{prefix}num_labels {labels}",
+                needed=f"at most {_MAX_LABELS}",
+            )
         heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared:
             raise ModelError(

@@ -21,6 +21,12 @@ MAX_REAL_ELEMENTS = 2**24
 As fp32 that is 64 MiB, held only for a moment if it becomes a parameter.
 """
 
+MAX_BUFFER_ELEMENTS = 2**28
+"""Elements of the largest tensor with values at all: far over any model's, 1 GiB in fp32.
+
+A config that asks for more has a wrong number in it, and to follow it would take all memory there is.
+"""
+
 # New tensors whose content is one value, random or undefined: what parameters are made of.
 _SIZED = frozenset(
     {
@@ -88,6 +94,22 @@ _VALUED = frozenset(
         torch.Tensor.new_tensor,
     }
 )
+# Of those, the ones whose size a number decides, and not what is already in memory.
+_SIZED_BY_NUMBER = frozenset(
+    {
+        torch.arange,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.fft.fftfreq,
+        torch.fft.rfftfreq,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+        torch.linspace,
+        torch.logspace,
+        torch.range,
+    }
+)
 _TO_ONE_DEVICE = frozenset({torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu})
 
 
@@ -140,6 +162,7 @@ class CreationMode(TorchFunctionMode):
             ):
                 return self._create(func, args, named)
             if func in _VALUED and not _is_explicit_meta(named) and not _takes_meta(args, named):
+                _check_number(func, args, named)
                 named["device"] = "cpu"
         result = func(*args, **named)
         if isinstance(result, torch.Tensor) and not result.is_meta and _takes_meta(args, named):
@@ -155,12 +178,41 @@ class CreationMode(TorchFunctionMode):
     def _create(
         self, func: Callable[..., object], args: tuple[object, ...], named: dict[str, object]
     ) -> object:
-        # A meta tensor costs nothing and tells the size, however it was spelled; it takes no generator.
-        shape_only = {k: v for k, v in named.items() if k not in {"device", "generator", "pin_memory"}}
-        on_meta = cast("torch.Tensor", func(*args, **shape_only, device="meta"))
+        on_meta = _on_meta(func, args, named)
         if _is_explicit_meta(named) or on_meta.numel() > self.max_real_elements:
             return on_meta
         return func(*args, **{**named, "device": "cpu"})
+
+
+def check_room(name: str, num_elements: int) -> None:
+    """Check that a tensor with values is not larger than any model's.
+
+    Args:
+        name: Of the tensor, or of the function that makes it.
+        num_elements: Of the tensor.
+
+    Raises:
+        NoValueError: It is.
+    """
+    if num_elements > MAX_BUFFER_ELEMENTS:
+        raise NoValueError(
+            "the model asks for a buffer larger than any model has",
+            got=f"{name} of {num_elements} elements",
+            needed=f"at most {MAX_BUFFER_ELEMENTS}",
+            hint="a number in its config is far too large",
+        )
+
+
+def _check_number(func: Callable[..., object], args: tuple[object, ...], named: dict[str, object]) -> None:
+    if func in _SIZED_BY_NUMBER:
+        check_room(getattr(func, "__name__", str(func)), _on_meta(func, args, named).numel())
+
+
+def _on_meta(func: Callable[..., object], args: tuple[object, ...], named: dict[str, object]) -> torch.Tensor:
+    """Return what `func` makes, on meta: it costs nothing and tells the size, however that was spelled."""
+    # No device takes these but a real one.
+    shape_only = {k: v for k, v in named.items() if k not in {"device", "generator", "pin_memory"}}
+    return cast("torch.Tensor", func(*args, **shape_only, device="meta"))
 
 
 def is_loaded(value: object) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 from bayplan.schemas.strict_json import quote
 from bayplan.skeleton.config_file import FOREIGN_FAULTS, ModelError, one_line, read_config_object
 from bayplan.skeleton.empty import build_empty
+from bayplan.skeleton.offline import without_hub
 from bayplan.skeleton.optional_library import import_library
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def build_diffusers(file: Path, dtype: torch.dtype) -> nn.Module:
         )
     model_class = cast("_ModelClass", found)
     try:
-        module = build_empty(lambda: model_class.from_config(config))
+        with without_hub():
+            module = build_empty(lambda: model_class.from_config(config))
         return _cast(module, dtype, tuple(model_class._keep_in_fp32_modules or ())).eval()
     except FOREIGN_FAULTS as error:
         raise ModelError(

@@ -25,7 +25,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bayplan.skeleton.creation import MAX_REAL_ELEMENTS, CreationMode, NoValueError, is_loaded
+from bayplan.skeleton.creation import (
+    MAX_REAL_ELEMENTS,
+    CreationMode,
+    NoValueError,
+    check_room,
+    is_loaded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
@@ -220,6 +226,7 @@ def empty_weights(*, max_real_elements: int = MAX_REAL_ELEMENTS) -> Iterator[Non
     Raises:
         NoValueError: On leaving: a buffer or tensor attribute is larger than that, so its values are lost.
         NoValueError: Within: a module computes a buffer from the values of a parameter.
+        NoValueError: Within: a module counts more numbers than any buffer has.
     """
     is_outermost = _current() is None
     with _building(max_real_elements) as builder:
@@ -250,6 +257,7 @@ def build_empty(
 
     Raises:
         NoValueError: Buffers or tensor attributes are on meta after the second call too.
+        NoValueError: A buffer is larger than any model's.
     """
     for _ in range(2):
         with _building(max_real_elements, follows_meta=follows_meta) as builder:
@@ -262,6 +270,8 @@ def build_empty(
         ]
         if not lost:
             return module
+        for name, tensor in lost:
+            check_room(name, tensor.numel())
         max_real_elements = max(max_real_elements, *(tensor.numel() for _, tensor in lost))
     raise _lost_error(lost, hint="the module itself puts them on meta; let it use the default device")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from bayplan.schemas.strict_json import quote
 from bayplan.skeleton.config_file import FOREIGN_FAULTS, ModelError, one_line, read_config_object
 from bayplan.skeleton.empty import build_empty
+from bayplan.skeleton.offline import without_hub
 from bayplan.skeleton.optional_library import import_library
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def _build(spec: str, name: str, where: str, dtype: torch.dtype) -> nn.Module:
     create = cast("Callable[..., nn.Module]", timm.create_model)
     try:
         # Its masks and tables are made on the device of a weight, which is on meta by then.
-        module = build_empty(lambda: create(spec, pretrained=False), follows_meta=False)
+        with without_hub():
+            module = build_empty(lambda: create(spec, pretrained=False), follows_meta=False)
         return module.to(dtype).eval()
     except FOREIGN_FAULTS as error:
         raise ModelError(

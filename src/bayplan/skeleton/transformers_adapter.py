@@ -14,7 +14,6 @@ import re
 import threading
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import huggingface_hub.constants
 import torch
 from transformers import AutoConfig, PreTrainedModel, backbone_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -26,6 +25,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.integrations.hub_kernels import is_kernel
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _LazyAutoMapping
@@ -33,6 +33,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.monkey_patching import patch_output_recorders
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
+
+from bayplan.skeleton.offline import without_hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,7 +86,7 @@ def read_config(path: Path, *, trust_remote_code: bool) -> PretrainedConfig:
         Exception: What transformers or the checkpoint's own class raises.
     """
     with _BUILD_LOCK, contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
+        stack.enter_context(without_hub())
         stack.enter_context(_replaced(backbone_utils, "hf_api", _NoHub))
         found = AutoConfig.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
@@ -138,6 +140,16 @@ def remote_class(config: PretrainedConfig, name: str, folder: Path) -> type[PreT
             found.register_for_auto_class()  # type: ignore[no-untyped-call]  # as the auto classes do
             return found
     return None
+
+
+def hub_kernels(config: PretrainedConfig) -> tuple[str, ...]:
+    """Return the kernels of the Hub that a config asks for, sorted; building the model runs them."""
+    parts = [getattr(config, name, None) for name in config.sub_configs]
+    found = {kernel for part in parts if part is not None for kernel in hub_kernels(part)}
+    own = config._attn_implementation
+    if isinstance(own, str) and is_kernel(own.removeprefix("paged|")):
+        found.add(own)
+    return tuple(sorted(found))
 
 
 def instantiate(

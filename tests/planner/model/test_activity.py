@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 
@@ -146,6 +147,43 @@ def test_what_is_written_into_a_tensor_counts_as_its_maker() -> None:
     assert [producers for _, producers in mode.log.inputs[1].values()] == [frozenset({0})]
 
 
+def test_work_between_the_calls_is_that_of_the_weights_it_reads() -> None:
+    """As for a head that is the embedding's table, and is no module."""
+    embedding, norm = nn.Embedding(8, 4, device="meta"), nn.LayerNorm(4, device="meta")
+    mode = watching(embedding, norm)
+    with torch.no_grad(), mode:
+        embedded = call(mode, 0, lambda: embedding(meta(5, dtype=torch.int64)))
+        hidden = call(mode, 1, lambda: norm(embedded))
+        logits = nn.functional.linear(hidden, embedding.weight)
+        assert mode.log.flops == {0: 2 * 5 * 4 * 8}
+        logits.T @ hidden
+    assert mode.log.flops == {0: 2 * 5 * 4 * 8, 1: 2 * 8 * 5 * 4}
+
+
+def test_blocks_called_in_turns_both_hand_on_what_is_added_up_behind_them() -> None:
+    first, second, last = (nn.Linear(4, 4, device="meta") for _ in range(3))
+    mode = watching(first, second, last)
+    with torch.no_grad(), mode:
+        hidden = meta(5, 4)
+        for _ in range(2):
+            one = call(mode, 0, functools.partial(first, hidden))
+            hidden = call(mode, 1, functools.partial(second, one))
+        total = one + hidden
+        call(mode, 2, lambda: last(total))
+    assert [producers for _, producers in mode.log.inputs[2].values()] == [frozenset({0, 1})]
+
+
+def test_views_of_one_storage_are_handed_on_each() -> None:
+    mode = watching()
+    with torch.no_grad(), mode:
+        mode.enter(0)
+        fused = meta(5, 12)
+        mode.exit(0, fused.chunk(3, dim=-1))
+        mode.enter(1)
+        mode.exit(1, (fused, fused[:, 0], fused))
+    assert mode.log.output_bytes == {0: 5 * 12 * 4, 1: 5 * 12 * 4 + 5 * 4}
+
+
 def test_asking_a_meta_tensor_for_a_truth_gives_false() -> None:
     with watching():
         assert not (meta(3) > 0).all()
@@ -184,6 +222,30 @@ def test_attention_takes_the_way_of_real_tensors(
         nn.functional.scaled_dot_product_attention(*(tensor.to("meta") for tensor in real))
     sizes = [event.num_bytes for event in mode.log.events if event.kind == EventKind.ALLOCATE]
     assert (sizes.count(score_bytes) == 0) is is_fused
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_fused"),
+    [((8, 8), True), ((2, 1, 8, 8), True), ((1, 8, 8), False), ((4, 8, 8), False)],
+)
+def test_attention_takes_the_way_of_real_masks(mask: tuple[int, ...], is_fused: bool) -> None:
+    """The kernel takes masks of two or four dimensions only."""
+    real = torch.zeros(2, 4, 8, 16)
+    assert (torch._fused_sdp_choice(real, real, real, attn_mask=torch.zeros(mask)) != 0) is is_fused
+    query = real.to("meta")
+    with RealPathMode(), watching() as mode, torch.no_grad():
+        nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=meta(*mask))
+    sizes = [event.num_bytes for event in mode.log.events if event.kind == EventKind.ALLOCATE]
+    assert (sizes.count(2 * 4 * 8 * 8 * 4) == 0) is is_fused
+
+
+def test_attention_over_nothing_takes_no_kernel() -> None:
+    query, key = torch.zeros(2, 4, 8, 16), torch.zeros(2, 4, 0, 16)
+    for given in ((query, key, key), (key, query, query)):
+        assert torch._fused_sdp_choice(*given) == 0
+        with RealPathMode(), watching() as mode, torch.no_grad():
+            nn.functional.scaled_dot_product_attention(*(tensor.to("meta") for tensor in given))
+        assert [event.kind for event in mode.log.events].count(EventKind.OPERATE) > 1
 
 
 def test_a_boolean_mask_becomes_a_float_one() -> None:

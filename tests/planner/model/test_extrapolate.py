@@ -48,6 +48,21 @@ def test_a_step_that_completes_the_table_of_positions() -> None:
     assert_same(predicted, observe(model, blocks, workload, PLAIN))
 
 
+@pytest.mark.parametrize("name", ["falcon_mamba", "jamba", "mamba", "zamba"])
+def test_the_work_is_that_of_one_chunk(name: str) -> None:
+    """But for the few positions that a convolution sees of the chunk before."""
+    model = build_meta(name, **({"max_position_embeddings": 256} if name in ("jamba", "zamba") else {}))
+    workload, blocks = workload_for(model, 100, chunk=25), partition(model)
+    predicted = observe_extrapolated(model, blocks, workload, PLAIN).prefill
+    measured = observe(model, blocks, workload, PLAIN).prefill
+    assert predicted.output_bytes == measured.output_bytes
+    assert predicted.handed_bytes == measured.handed_bytes
+    assert predicted.flops.keys() == measured.flops.keys()
+    for index, flops in measured.flops.items():
+        assert 0.99 * flops <= predicted.flops[index] <= flops
+        assert predicted.activation_bytes[index] >= measured.activation_bytes[index]
+
+
 @pytest.mark.parametrize("name", ["minimax", "qwen3_next"])
 def test_a_loop_over_chunks(name: str) -> None:
     """A chunk is 64 positions in one and 8 in the other; the context ends inside one."""

@@ -21,6 +21,15 @@ def test_text() -> None:
     assert shapes(make_inputs(build("llama"), PLAIN, batch=2, num_tokens=5)) == {"input_ids": (2, 5)}
 
 
+def test_ids_are_none_of_those_that_a_config_names() -> None:
+    """Whatever else has a token in its name."""
+    model = build("llama", bos_token_id=0, eos_token_id=[1, 3], pad_token_id=2)
+    model.config.token_names = {"0": "a"}
+    model.config.tokens_per_group = [[4], None, 4]
+    inputs = make_inputs(model, PLAIN, batch=1, num_tokens=2)
+    assert inputs["input_ids"].tolist() == [[5, 5]]
+
+
 def test_a_mask_covers_the_past() -> None:
     inputs = make_inputs(build("llama"), Attempt(has_mask=True), batch=2, num_tokens=1, num_past=4)
     assert shapes(inputs) == {"input_ids": (2, 1), "attention_mask": (2, 5)}

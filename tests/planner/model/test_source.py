@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -116,6 +117,22 @@ def test_names_of_no_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=r"no such model|there is no config\.json"):
         open_source(name, DEFAULT)
+
+
+def test_a_name_too_long_for_a_path() -> None:
+    with pytest.raises(SourceError) as caught:
+        open_source("a" * 5000, DEFAULT)
+    assert caught.value.what == "no such model"
+
+
+def test_a_path_that_the_system_refuses_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(SourceError) as caught:
+        open_source("kept/secret", DEFAULT)
+    assert str(caught.value) == "kept/secret: cannot be read: got Permission denied"
 
 
 def test_folder_without_config(folder: Path) -> None:

@@ -398,6 +398,24 @@ def test_no_block_streams_of_a_model_that_was_never_seen_running() -> None:
     assert block_of(graph, "model.layers.0").resident_reason is Reason.UNTRACED
 
 
+class Undefined(transformers.LlamaForCausalLM):
+    """A model whose config leads it to divide by nothing."""
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return 1 // 0
+
+
+def test_a_forward_that_divides_by_nothing_is_said_so() -> None:
+    values = ARCHITECTURES["llama"][1]
+    with torch.device("meta"):
+        model = Undefined._from_config(transformers.LlamaConfig(**values)).eval()
+    graph = trace_model(model, workload_for(model, CONTEXT))
+    assert not graph.traced
+    assert graph.trace_note == (
+        "a forward on meta tensors fails with ZeroDivisionError: integer division or modulo by zero"
+    )
+
+
 class Talkative(transformers.LlamaForCausalLM):
     """A model whose complaint names things of one machine."""
 

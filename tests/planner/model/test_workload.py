@@ -43,8 +43,9 @@ def test_max_context(config: PreTrainedConfig, expected: int | None) -> None:
         (BartConfig(max_position_embeddings=1024), 1024),
         (T5Config(n_positions=512), 512),
         (T5Config(), None),
+        (T5Config(n_positions=10**30), None),
     ],
-    ids=["whisper", "bart", "t5", "t5 without positions"],
+    ids=["whisper", "bart", "t5", "t5 without positions", "t5 without a limit"],
 )
 def test_max_encoder_context(config: PreTrainedConfig, expected: int | None) -> None:
     assert max_encoder_context(config) == expected

@@ -19,7 +19,7 @@ from bayplan.planner.present.notices import plan_notices
 from bayplan.planner.present.plan_tables import block_table, device_table
 from bayplan.planner.present.show import render_plan
 from bayplan.planner.present.show_inventory import render_inventory
-from bayplan.schemas.plan import Experts, Plan
+from bayplan.schemas.plan import Experts, Format, Plan
 from bayplan.schemas.types import Residency, SolverStatus
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "show"
@@ -154,6 +154,18 @@ def test_notice_unbound() -> None:
     assert plan_notices(msgspec.structs.replace(plan, model=model, applyable=False), digest_matches=True) == (
         "unbound: planned from a config alone; `bayplan bind PLAN --checkpoint DIR` adds the identity of the "
         "weights",
+    )
+
+
+@pytest.mark.parametrize("is_prequantized", [True, False])
+def test_an_unbound_plan_in_a_quantized_format_is_not_sent_to_bind(is_prequantized: bool) -> None:
+    plan = smol_plan()
+    quantization = "gptq" if is_prequantized else None
+    model = msgspec.structs.replace(plan.model, checkpoint=None, quantization=quantization)
+    formats = plan.formats if is_prequantized else dict.fromkeys(plan.formats, Format(kind="nf4"))
+    other = msgspec.structs.replace(plan, model=model, formats=formats, applyable=False)
+    assert plan_notices(other, digest_matches=True)[-1] == (
+        "unbound: planned from a config alone; plan again, naming the checkpoint itself as the model"
     )
 
 
