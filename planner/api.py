@@ -15,6 +15,7 @@ from bayplan.planner.assemble import Inputs, assemble
 from bayplan.planner.check import check
 from bayplan.planner.formats import PlannedForm, planned_form
 from bayplan.planner.hardware.budget import device_budgets, parse_max_memory, resolve_device
+from bayplan.planner.keywords import from_keywords
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.solve.arrange import Arranger
@@ -63,7 +64,7 @@ class PlanKeywords(TypedDict, total=False):
     hash_content: bool
     variant: str | None
     trust_remote_code: bool
-    checkpoint: str | None
+    checkpoint: str | Path | None
     library: str | None
     use_cache: bool
 
@@ -80,12 +81,7 @@ def plan_model(model: str | Path, **options: Unpack[PlanKeywords]) -> Plan:
         UsageError: An option is malformed.
         BayplanError: The model cannot be read.
     """
-    for name in ("max_memory", "pins", "no_split"):
-        if isinstance(options.get(name), str):
-            raise UsageError(
-                "text where several are expected", where=name, got=repr(options.get(name)), needed="a tuple"
-            )
-    return make_plan(str(model), PlanOptions(**options)).plan
+    return make_plan(str(model), from_keywords(PlanOptions, options)).plan
 
 
 def make_plan(model: str, options: PlanOptions, progress: Progress | None = None) -> Planned:

@@ -24,20 +24,22 @@ FLOATS = frozenset(get_args(FloatFormat))
 """Plain data types, which are formats too."""
 FORMAT_NAMES = (*get_args(FloatFormat), *ASKED_SCHEMES)
 """Everything that can be asked for by name."""
+_OTHER_NAMES = {"int8-bnb": "int8", "float8": "fp8"}
+"""What `estimate --dtypes` calls them."""
 
 
 def parse_format(text: str, *, where: str) -> str:
     """Return the format that `text` names: one of `FORMAT_NAMES`.
 
     Args:
-        text: A short name, or torch's name of a plain data type.
+        text: A short name, one of `estimate --dtypes`, or torch's name of a plain data type.
         where: The option, for the message.
 
     Raises:
         UsageError: It names none.
     """
     dtype = DTYPE_BY_SPELLING.get(text)
-    name = text if dtype is None else dtype.name
+    name = _OTHER_NAMES.get(text, text) if dtype is None else dtype.name
     if name not in FORMAT_NAMES:
         raise UsageError(
             "unknown format", where=where, got=repr(text), needed=f"one of {', '.join(FORMAT_NAMES)}"

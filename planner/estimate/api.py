@@ -16,8 +16,8 @@ from bayplan.planner.estimate.options import DIVISORS, EstimateOptions, parse_fo
 from bayplan.planner.estimate.sizes import Forms
 from bayplan.planner.estimate.traces import Traces
 from bayplan.planner.estimate.training import full_recipes, lora_recipes
+from bayplan.planner.keywords import from_keywords
 from bayplan.planner.solve.chain import chain_from_graph
-from bayplan.schemas.errors import UsageError
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.progress import Progress, untold
@@ -48,7 +48,7 @@ class EstimateKeywords(TypedDict, total=False):
     fits: Inventory | None
     variant: str | None
     trust_remote_code: bool
-    checkpoint: str | None
+    checkpoint: str | Path | None
     use_cache: bool
 
 
@@ -63,14 +63,7 @@ def estimate(model: str | Path, **options: Unpack[EstimateKeywords]) -> Estimate
         UsageError: An option is malformed.
         BayplanError: The model cannot be read.
     """
-    if isinstance(options.get("dtypes"), str):
-        raise UsageError(
-            "text where several are expected",
-            where="dtypes",
-            got=repr(options.get("dtypes")),
-            needed="a tuple",
-        )
-    return make_estimate(str(model), EstimateOptions(**options))
+    return make_estimate(str(model), from_keywords(EstimateOptions, options))
 
 
 def make_estimate(model: str, options: EstimateOptions, progress: Progress | None = None) -> Estimate:

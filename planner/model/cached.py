@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bayplan.planner.model.graph_key import LIBRARIES, digest_files, graph_key
 from bayplan.planner.model.graph_store import CodeFile, GraphStore, cache_folder
 from bayplan.planner.model.source import find_source
+from bayplan.planner.model.workload import check_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +44,12 @@ def cached_read_model(name: str, options: PlanOptions, progress: Progress | None
     Raises:
         BayplanError: As `read_model`.
     """
+    check_counts(
+        batch=options.batch,
+        context=options.context,
+        encoder_context=options.encoder_context,
+        prefill_chunk=options.prefill_chunk,
+    )
     source = find_source(name, options, progress)
     folder = cache_folder() if options.use_cache and not _has_registered_classes() else None
     files = None if folder is None else digest_files(source, options)

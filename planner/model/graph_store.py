@@ -116,6 +116,8 @@ class GraphStore:
         with contextlib.suppress(OSError, OutputError):
             # Names of models are nobody else's business.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _is_no_file(self._path(key)):
+                return  # such as a named pipe: writing to it would wait for a reader
             write_atomic(self._path(key), content + hashlib.sha256(content).digest())
             self._prune()
 
@@ -154,6 +156,18 @@ def _own_file(path: Path) -> bytes:
         if hasattr(os, "geteuid") and os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
             raise PermissionError("another user's file")
         return file.read(2 * MAX_ENTRY_BYTES)
+
+
+def _is_no_file(path: Path) -> bool:
+    """Return whether something else than a regular file stands there.
+
+    Raises:
+        OSError: The system refuses to look.
+    """
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _checked_body(data: bytes) -> bytes | None:

@@ -35,6 +35,7 @@ from bayplan.schemas.quantization_values import QuantizationError
 from bayplan.schemas.types import FloatFormat
 from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
+from bayplan.skeleton.config_file import ModelError
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
 from bayplan.skeleton.offline import without_hub
@@ -153,7 +154,7 @@ def _build(source: ModelSource, options: PlanOptions) -> _Built:
             raise UsageError("a factory chooses its own data types", where="--format")
         module = build_factory(source.factory)
         version = torch.__version__.partition("+")[0]
-        return _Built(module=module, config=None, dtype=_own_dtype(module), version=version)
+        return _Built(module=module, config=None, dtype=_own_dtype(module, source.factory), version=version)
     if source.library is not Library.TRANSFORMERS:
         made = build_library_model(source, options, _asked_dtype(asked))
         return _Built(
@@ -212,9 +213,19 @@ def _float_format(dtype: torch.dtype) -> FloatFormat:
     return cast(FloatFormat, name)
 
 
-def _own_dtype(module: torch.nn.Module) -> FloatFormat:
+def _own_dtype(module: torch.nn.Module, where: str) -> FloatFormat:
     dtypes = [parameter.dtype for parameter in module.parameters() if parameter.dtype.is_floating_point]
-    return _float_format(dtypes[0]) if dtypes else "fp32"
+    # What is narrower is only stored: the first that products are made in counts.
+    names = list(dict.fromkeys(map(short_dtype, dtypes)))
+    found = next((name for name in names if name in FLOATS), None)
+    if names and found is None:
+        raise ModelError(
+            "the factory's module has no parameter in a data type that a model computes in",
+            where=where,
+            got=", ".join(names),
+            needed=f"one in any of {', '.join(sorted(FLOATS))}",
+        )
+    return cast(FloatFormat, found or "fp32")
 
 
 def _identity(

@@ -30,6 +30,17 @@ if TYPE_CHECKING:
     from bayplan.planner.model.blocks import BlockSpec
 
 
+_CHANGED_IN_PLACE = (
+    "_buffers",
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+"""Tables of a module that a forward may add to."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watch:
     """A model while it is watched."""
@@ -96,14 +107,19 @@ def buffers_without_weights(model: nn.Module) -> Iterator[dict[str, torch.Tensor
     """Put twins in the place of all buffers, so that a forward cannot change them.
 
     Small tables of integers keep their values, which forwards branch on; the rest goes to meta, where nothing
-    is computed. Plain attributes that a forward sets are taken back too.
+    is computed. Plain attributes that a forward sets, and hooks that it registers, are taken back too:
+    transformers registers some that collect hidden states, and notes in an attribute that they are there.
 
     Yields:
         The twins under every name of a buffer; shared buffers share a twin.
     """
     modules = list(model.modules())
     saved = [
-        (dict(vars(module)), dict(module._buffers), set(module._non_persistent_buffers_set))
+        (
+            dict(vars(module)),
+            {name: dict(getattr(module, name)) for name in _CHANGED_IN_PLACE},
+            set(module._non_persistent_buffers_set),
+        )
         for module in modules
     ]
     twins: dict[int, torch.Tensor] = {}
@@ -114,11 +130,12 @@ def buffers_without_weights(model: nn.Module) -> Iterator[dict[str, torch.Tensor
     try:
         yield {named.fqn: named.tensor for named in named_tensors(model) if named.is_buffer}
     finally:
-        for module, (attributes, buffers, non_persistent) in zip(modules, saved, strict=True):
+        for module, (attributes, tables, non_persistent) in zip(modules, saved, strict=True):
             vars(module).clear()
             vars(module).update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            for name, table in tables.items():
+                getattr(module, name).clear()
+                getattr(module, name).update(table)
             module._non_persistent_buffers_set.clear()
             module._non_persistent_buffers_set.update(non_persistent)
 

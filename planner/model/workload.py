@@ -84,6 +84,27 @@ def max_encoder_context(config: PreTrainedConfig) -> int | None:
     return None
 
 
+def check_counts(
+    *, batch: int, context: int | None, encoder_context: int | None, prefill_chunk: int | None
+) -> None:
+    """Check what is asked for before anything is read.
+
+    Raises:
+        UsageError: A number is less than 1.
+        UsageError: A number is more than any machine could hold.
+    """
+    for option, value in (
+        ("--batch", batch),
+        ("--context", context),
+        ("--encoder-context", encoder_context),
+        ("--prefill-chunk", prefill_chunk),
+    ):
+        if value is not None and value < 1:
+            raise UsageError("a count must be positive", where=option, got=str(value), needed="1 or more")
+        if value is not None and value > MAX_COUNT:
+            raise UsageError("a count is out of reach", where=option, needed=f"at most {MAX_COUNT}")
+
+
 def make_workload(
     config: PreTrainedConfig | None,
     *,
@@ -112,16 +133,7 @@ def make_workload(
         UsageError: `encoder_context` is given for a model with one stack.
         DtypeError: `dtype` is unknown.
     """
-    for option, value in (
-        ("--batch", batch),
-        ("--context", context),
-        ("--encoder-context", encoder_context),
-        ("--prefill-chunk", prefill_chunk),
-    ):
-        if value is not None and value < 1:
-            raise UsageError("a count must be positive", where=option, got=str(value), needed="1 or more")
-        if value is not None and value > MAX_COUNT:
-            raise UsageError("a count is out of reach", where=option, needed=f"at most {MAX_COUNT}")
+    check_counts(batch=batch, context=context, encoder_context=encoder_context, prefill_chunk=prefill_chunk)
     warnings: list[str] = []
     limit = max_context(config) if config is not None else None
     planned = _clamped("--context", context, limit, warnings) or min(

@@ -58,7 +58,8 @@ def footnotes(estimate: Estimate) -> tuple[Fact, ...]:
         (
             (
                 "total",
-                "parameters once and all buffers; the first table counts 1 MB as 1024 KB, like accelerate",
+                "parameters once and all buffers; what the class keeps in fp32 is counted so; the first "
+                "table counts 1 MB as 1024 KB, like accelerate",
             ),
             *_divisions(estimate),
             *_quantized(estimate),
@@ -98,15 +99,17 @@ def _inference(estimate: Estimate) -> Iterator[Fact]:
         for name, row in estimate.formats.items()
         if row.counted is not Counted.DIVISION and name not in estimate.inference
     ]
+    has_mask = estimate.batch > 1 and estimate.has_positions
     runtime = range_text(next(iter(estimate.inference.values())).runtime_bytes)
+    unequal = "; prompts of unequal length, so with a mask" if has_mask else ""
     text = (
-        f"one device holds everything; prefill in one go; the total is with a runtime of {runtime}; float "
-        f"formats compute in their own data type, the others in {estimate.dtype}"
+        f"one device holds everything; prefill in one go{unequal}; the total is with a runtime of {runtime}; "
+        f"float formats compute in their own data type, the others in {estimate.dtype}"
     )
     if left_out:
         is_factory = estimate.library == "torch"
-        text += f"; left out: {', '.join(left_out)}, "
-        text += "which the factory does not choose" if is_factory else "ask for it with --dtypes"
+        why = "which the factory does not choose" if is_factory else "unless named with --dtypes"
+        text += f"; left out: {', '.join(left_out)}, {why}"
     yield "inference", text
 
 
@@ -118,7 +121,10 @@ def _fits(estimate: Estimate) -> Iterator[Fact]:
     folds = fold_ids(list(by_id), [_device_text(device) for device in by_id.values()])
     clauses = [f"{printable(fold.label)} {_device_text(by_id[fold.ids[0]])}" for fold in folds]
     yield "devices", "; ".join(clauses)
-    yield "fits", "with cache and activations, nothing streamed, as `bayplan plan --no-spill` places it"
+    text = "with cache and activations, nothing streamed, as `bayplan plan --no-spill` places it"
+    if estimate.has_positions:
+        text += "; of contexts above the one asked for, powers of two and the model's maximum are tried"
+    yield "fits", text
 
 
 def _device_text(device: FitDevice) -> str:

@@ -90,11 +90,13 @@ def assumption_facts(plan: Plan) -> tuple[Fact, ...]:
     """Return what the prediction takes for granted: workload, demands, and where the rates are from."""
     workload = plan.workload
     encoder = "" if workload.encoder_context is None else f", encoder context {workload.encoder_context}"
-    assumed = (
-        f"batch {workload.batch}, context {workload.context}{encoder}, prefill in chunks of "
-        f"{workload.prefill_chunk}, kv in {printable(workload.kv_dtype)}, logits of "
-        f"{'the last position' if workload.logits == 'last' else 'all positions'}"
-    )
+    assumed = f"batch {workload.batch}, context {workload.context}{encoder}"
+    if any(block.kv_bytes for block in plan.blocks):  # else it generates nothing, and runs in one go
+        logits = "the last position" if workload.logits == "last" else "all positions"
+        assumed += (
+            f", prefill in chunks of {workload.prefill_chunk}, kv in {printable(workload.kv_dtype)}, "
+            f"logits of {logits}"
+        )
     return (
         ("assumes", assumed),
         ("asked for", _demands(plan)),

@@ -162,9 +162,13 @@ def least_budget_bytes(chain: Chain, constraints: Constraints, *, can_stream: bo
 
 def _hint(chain: Chain, usable: list[Device], *, no_spill: bool) -> str:
     kv = sum(cost.kv_bytes for cost in chain.costs)
+    decode = max(cost.decode_activation_bytes for cost in chain.costs)
+    prefill = max(cost.prefill_activation_bytes for cost in chain.costs)
     ways = [f"raise the budget of {usable[0].id}"]
     if no_spill:
         ways.append("allow streaming (drop --no-spill)")
     if kv:
         ways.append(f"lower --context or --batch (the cache takes {format_size(kv)})")
+        if prefill > max(kv, decode):
+            ways.append(f"lower --prefill-chunk (the activations take {format_size(prefill)})")
     return ", or ".join(ways)

@@ -14,7 +14,9 @@ def main() -> None:
     try:
         # Inside: importing takes long enough to be interrupted.
         from bayplan.commands.app import run_command_line
+        from bayplan.commands.output import escape_logs
 
+        escape_logs()
         code = run_command_line()
     except KeyboardInterrupt:
         if sys.stderr is not None:

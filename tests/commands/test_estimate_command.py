@@ -94,6 +94,20 @@ def test_json_is_all_that_standard_output_holds(
     assert capsys.readouterr() == (expected, "warning: --context 99 is more than it can\n")
 
 
+def test_what_a_factory_prints_is_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "talking_factory.py").write_text(
+        "import torch\nprint('imported')\n"
+        "def make():\n    print('called')\n    return torch.nn.Linear(2, 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run_command_line(["estimate", "talking_factory:make", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("{\n")
+    assert err.startswith("imported\ncalled\n")
+
+
 def test_text_is_the_picture(reader: StandInReader, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["estimate", "m"]) == 0
     out, err = capsys.readouterr()

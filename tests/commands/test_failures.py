@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from sample_plans import smol_plan
 
 from bayplan.commands.app import run_command_line, with_repeated_options
 from bayplan.commands.failures import exit_code_of
+from bayplan.commands.output import escape_logs
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import BayplanError, Infeasible, PlanRefused, RefusalKind, UsageError
 
@@ -158,6 +160,18 @@ def test_output_survives_a_poor_encoding(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.endswith("pl\\xe4n.json: cannot read the plan: got No such file or directory\n")
+
+
+def test_a_library_s_log_cannot_drive_the_terminal() -> None:
+    factory = logging.getLogRecordFactory()
+    try:
+        escape_logs()
+        record = logging.getLogger("transformers").makeRecord(
+            "transformers", logging.WARNING, "file.py", 1, "no %s\n", ("\x1b[31mred",), None
+        )
+    finally:
+        logging.setLogRecordFactory(factory)
+    assert record.getMessage() == "no \\x1b[31mred\n"
 
 
 def test_an_interrupt_ends_a_command_at_once(tmp_path: Path) -> None:

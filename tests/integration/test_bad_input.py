@@ -112,7 +112,8 @@ def test_a_budget_below_the_largest_block_is_infeasible(
         r"needed (\d+)\.(\d\d) MiB on node0/cpu, with streaming "
         r"\(the largest block that may stream is model\.layers\.\d, 36\.25 KiB\)\n"
         r"hint: raise the budget of node0/cpu, or lower --context or --batch "
-        r"\(the cache takes 64\.00 KiB\)\n",
+        r"\(the cache takes 64\.00 KiB\), or lower --prefill-chunk "
+        r"\(the activations take \d+\.\d\d KiB\)\n",
         done.err,
     )
     assert (done.code, done.out) == (3, "")

@@ -177,7 +177,15 @@ def test_forms_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("fp32", "fp32"), ("float16", "fp16"), ("torch.bfloat16", "bf16"), ("nf4", "nf4")]
+    ("text", "name"),
+    [
+        ("fp32", "fp32"),
+        ("float16", "fp16"),
+        ("torch.bfloat16", "bf16"),
+        ("nf4", "nf4"),
+        ("int8-bnb", "int8"),
+        ("float8", "fp8"),
+    ],
 )
 def test_parse_format(text: str, name: str) -> None:
     assert parse_format(text, where="--format") == name

@@ -226,6 +226,33 @@ def fails_its_own_way():
 def leaves():
     raise SystemExit(3)
 
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError
+
+def fails_without_words():
+    raise Silent
+
+class Hard(BaseException):
+    pass
+
+def fails_hard():
+    raise Hard("so")
+
+def holds_itself():
+    net = Net()
+    net.add_module("again", net)
+    return net
+
+class Closed(Net):
+    def named_parameters(self, *arguments, **keywords):
+        raise LookupError("closed")
+
+def has_a_sparse_table():
+    net = Net()
+    net.register_buffer("sparse", torch.eye(4).to_sparse())
+    return net
+
 def takes_arguments(size, *rest, depth=2):
     return Net()
 
@@ -337,6 +364,14 @@ def test_factory_is_no_callable(factories: str, attribute: str) -> None:
         ("fails", "the factory fails: got RuntimeError: no luck second line"),
         ("fails_its_own_way", "the factory fails: got OwnError: mine"),
         ("leaves", "the factory fails: got SystemExit: 3"),
+        ("fails_without_words", "the factory fails: got Silent"),
+        ("fails_hard", "the factory fails: got Hard: so"),
+        ("Closed", "the factory's module cannot be looked through: got LookupError: closed"),
+        (
+            "has_a_sparse_table",
+            "the factory's module holds tensors that are not dense: got sparse, needed tensors that a"
+            " checkpoint can hold",
+        ),
         (
             "takes_arguments",
             "the factory takes arguments: got size, needed a function or class that is called without any\n"
@@ -368,6 +403,15 @@ def test_factory_fault(factories: str, factory: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         build_factory(f"{factories}:{factory}")
     assert str(caught.value) == f"{factories}:{factory}: {message}"
+
+
+def test_factory_whose_module_holds_itself(factories: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_factory(f"{factories}:holds_itself")
+    # Where the depth was reached, Python says in words of its own.
+    assert str(caught.value).startswith(
+        f"{factories}:holds_itself: the factory's module cannot be looked through: got RecursionError: "
+    )
 
 
 def test_factory_may_make_a_few_values_elsewhere(factories: str) -> None:

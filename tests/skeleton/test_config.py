@@ -20,6 +20,7 @@ from transformers import (
     MptForCausalLM,
 )
 
+import bayplan.skeleton.config
 from bayplan.schemas.errors import UsageError
 from bayplan.skeleton.build import build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
@@ -309,6 +310,23 @@ def test_architectures_that_are_no_names(named: object) -> None:
         choose_class(MptConfig(architectures=named))
     assert str(caught.value) == (
         f'the config\'s architectures are not names: got "{named}", needed a list of class names'
+    )
+
+
+def test_a_class_whose_module_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `python -OO`, where transformers misses its docstrings."""
+
+    class Broken:
+        __version__ = VERSION
+
+        def __getattr__(self, name: str) -> object:
+            raise ValueError(f"no docstring in {name}")
+
+    monkeypatch.setattr(bayplan.skeleton.config, "transformers", Broken())
+    with pytest.raises(ModelError) as caught:
+        choose_class(MptConfig(architectures=["MptModel"]))
+    assert str(caught.value) == (
+        f"transformers {VERSION} cannot import MptModel: got ValueError: no docstring in MptModel"
     )
 
 

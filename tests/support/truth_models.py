@@ -6,8 +6,10 @@ import contextlib
 
 import torch
 import transformers
-from tiny_models import ARCHITECTURES, TEXT, VISION
+from tiny_models import ARCHITECTURES, SEQ2SEQ, TEXT, VISION
 from transformers import PreTrainedModel
+
+ENCODER_CONTEXT = 12
 
 STATE_SPACE = {
     "vocab_size": 96,
@@ -45,6 +47,7 @@ DELTA_RULE = {
     "linear_value_head_dim": 8,
     "head_dim": 8,
 }
+T5GEMMA = {**TEXT, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
 
 MORE: dict[str, tuple[str, dict[str, object]]] = {
     "bamba": (
@@ -53,6 +56,17 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {**TEXT, **LATENT, "first_k_dense_replace": 1}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {**TEXT, **LATENT, "first_k_dense_replace": 1}),
+    "deepseek_v32": (
+        "DeepseekV32ForCausalLM",
+        {
+            **TEXT,
+            **LATENT,
+            "first_k_dense_replace": 1,
+            "index_n_heads": 4,
+            "index_head_dim": 16,
+            "index_topk": 8,
+        },
+    ),
     "falcon": ("FalconForCausalLM", {**TEXT, "num_kv_heads": 1, "multi_query": True, "parallel_attn": True}),
     "falcon_h1": ("FalconH1ForCausalLM", {**TEXT, **MAMBA2, "mamba_d_ssm": 64, "head_dim": 8}),
     "falcon_mamba": ("FalconMambaForCausalLM", {**STATE_SPACE, "state_size": 4}),
@@ -70,6 +84,18 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
             "laurel_rank": 4,
             "intermediate_size": [64] * 5,
             "activation_sparsity_pattern": [0.0] * 5,
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {
+            **TEXT,
+            "head_dim": 8,
+            "global_head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "vocab_size_per_layer_input": 96,
+            "hidden_size_per_layer_input": 8,
         },
     ),
     "gpt_oss": (
@@ -96,6 +122,19 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
             "mamba_dt_rank": 4,
             "use_mamba_kernels": False,
         },
+    ),
+    "led": (
+        "LEDForConditionalGeneration",
+        {
+            **SEQ2SEQ,
+            "attention_window": [4, 4],
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {**TEXT, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
     ),
     "llama4": (
         "Llama4ForCausalLM",
@@ -184,6 +223,10 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
         {**STATE_SPACE, "attention_hidden_size": 32, "intermediate_size": 64, "context_length": 512},
     ),
     "smollm3": ("SmolLM3ForCausalLM", TEXT),
+    "t5gemma": (
+        "T5GemmaForConditionalGeneration",
+        {"vocab_size": 96, "encoder": T5GEMMA, "decoder": {**T5GEMMA, "cross_attention_hidden_size": 32}},
+    ),
     "zamba": (
         "ZambaForCausalLM",
         {
@@ -199,6 +242,23 @@ MORE: dict[str, tuple[str, dict[str, object]]] = {
             "use_mamba_kernels": False,
         },
     ),
+    "zamba2": (
+        "Zamba2ForCausalLM",
+        {
+            **TEXT,
+            "num_key_value_heads": 4,
+            "mamba_d_state": 8,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "mamba_ngroups": 1,
+            "chunk_size": 8,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
 }
 
 
@@ -210,6 +270,23 @@ def build_real(name: str, dtype: torch.dtype = torch.float32, **changes: object)
 def build_meta(name: str, dtype: torch.dtype = torch.float32, **changes: object) -> PreTrainedModel:
     """Return the same model without weights."""
     return _build(name, dtype, torch.device("meta"), changes)
+
+
+def encoder_context(model: PreTrainedModel) -> int | None:
+    """Return the positions of the encoder: as many as the model has, or 12; None without one."""
+    if not model.config.is_encoder_decoder:
+        return None
+    return int(getattr(model.config, "max_source_positions", ENCODER_CONTEXT))
+
+
+def encoder_inputs(model: PreTrainedModel, batch: int) -> dict[str, torch.Tensor]:
+    """Return the encoder's real inputs; none without one."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    if model.main_input_name == "input_features":
+        frames = 2 * model.config.max_source_positions
+        return {"input_features": torch.rand(batch, model.config.num_mel_bins, frames, dtype=model.dtype)}
+    return {"input_ids": torch.randint(3, 90, (batch, ENCODER_CONTEXT))}
 
 
 def _build(

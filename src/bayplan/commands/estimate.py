@@ -29,7 +29,7 @@ Dtypes = Annotated[
     typer.Option(
         "--dtypes",
         metavar="FORMAT ...",
-        help="Formats to show, such as float32 bf16 int8 nf4; several words, repeatable. Default: all.",
+        help="Formats to show, such as float32 bf16 int8 nf4; several words after MODEL. Default: all.",
     ),
 ]
 Lora = Annotated[

@@ -6,6 +6,7 @@ Owns both streams and what happens when one cannot take more. Commands never tou
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import sys
@@ -94,6 +95,16 @@ def without_control(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+class _VisibleRecord(logging.LogRecord):
+    def getMessage(self) -> str:  # noqa: N802  # the name is logging's
+        return without_control(super().getMessage())
+
+
+def escape_logs() -> None:
+    """Let no library write control characters to the log: transformers quotes there what a config says."""
+    logging.setLogRecordFactory(_VisibleRecord)
 
 
 def say_picture(picture: RenderableType) -> None:

@@ -40,12 +40,12 @@ FormatName = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="Data type, or int8, nf4, fp4, fp8 or mxfp4; default: the checkpoint's own.",
+        help="Data type, int8 (estimate's int8-bnb), nf4, fp4, fp8 or mxfp4; default: the checkpoint's own.",
     ),
 ]
 Context = Annotated[
     int | None,
-    typer.Option(min=1, help="Positions, prompt and output; default: 1024 or the model's maximum."),
+    typer.Option(min=1, help="Positions, prompt and output; default: 1024, or the model's maximum if less."),
 ]
 EncoderContext = Annotated[
     int | None, typer.Option(min=1, help="Positions of the encoder; default: the model's maximum.")

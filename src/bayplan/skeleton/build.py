@@ -11,6 +11,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
 _SHOWN_NAMES = 3
@@ -127,11 +127,16 @@ def build_factory(spec: str) -> nn.Module:
         ModelError: It reads weights.
         ModelError: Parameters have no shape yet.
         ModelError: Parameters hold real weights.
+        ModelError: The module's own code fails when it is looked through.
+        ModelError: Tensors are not dense.
         NoValueError: Buffers are computed from weights, put on meta, or larger than any model's.
     """
     factory = _import_factory(spec)
-    module = build_empty(lambda: _call(factory, spec))
-    params = list(module.named_parameters())
+    with _Foreign("the factory's module cannot be looked through", spec):
+        module = build_empty(lambda: _call(factory, spec))
+        params = list(module.named_parameters())
+        buffers = list(module.named_buffers())
+        module.eval()
     lazy = [fqn for fqn, param in params if is_lazy(param)]
     if lazy:
         raise ModelError(
@@ -150,7 +155,15 @@ def build_factory(spec: str) -> nn.Module:
             needed="parameters made in the call, in its own thread",
             hint="let the factory build a new module; weights come from --checkpoint",
         )
-    return module.eval()
+    sparse = [fqn for fqn, tensor in (*params, *buffers) if tensor.layout is not torch.strided]
+    if sparse:
+        raise ModelError(
+            "the factory's module holds tensors that are not dense",
+            where=spec,
+            got=_shown(sparse),
+            needed="tensors that a checkpoint can hold",
+        )
+    return module
 
 
 class _Foreign:
@@ -168,8 +181,7 @@ class _Foreign:
         """Begin to watch."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        is_foreign = isinstance(error, Exception | SystemExit) and not isinstance(error, BayplanError)
-        if error is not None and is_foreign:
+        if error is not None and not isinstance(error, BayplanError | KeyboardInterrupt):
             raise ModelError(self._what, where=self._where, got=one_line(error), hint=self._hint) from error
 
 

@@ -146,6 +146,7 @@ def choose_class(
         ModelError: The config's architectures are not names.
         ModelError: The config names no class.
         ModelError: There is no such class.
+        ModelError: Its module cannot be imported.
         ModelError: The class is for another kind of config.
     """
     if name == "":
@@ -168,7 +169,12 @@ def choose_class(
         remote = transformers_adapter.remote_class(config, wanted, folder)
         if remote is not None:
             return remote
-    found = getattr(transformers, wanted, None) or _same_letters(wanted, known)
+    try:
+        found = getattr(transformers, wanted, None) or _same_letters(wanted, known)
+    except FOREIGN_FAULTS as error:  # its module is imported only now
+        raise ModelError(
+            f"transformers {transformers.__version__} cannot import {wanted}", got=one_line(error)
+        ) from error
     if not _is_model_class(found):
         files = code_files(getattr(config, "auto_map", None))
         raise ModelError(

@@ -173,7 +173,10 @@ def code_files(auto_map: object) -> tuple[str, ...]:
 
 def one_line(error: BaseException) -> str:
     """Return an error's class and its text on one line, cut where a screen would end: some span several."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except FOREIGN_FAULTS:  # the text too is made by other people's code
+        text = ""
     if len(text) > _MAX_FAULT_CHARS:
         text = f"{text[:_MAX_FAULT_CHARS]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -20,7 +20,14 @@ from placement_problems import make_device
 from tiny_models import GENERATORS
 from torch import nn
 from transformers import PreTrainedModel
-from truth_models import MORE, build_meta, build_real
+from truth_models import (
+    ENCODER_CONTEXT,
+    MORE,
+    build_meta,
+    build_real,
+    encoder_context,
+    encoder_inputs,
+)
 
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
@@ -34,7 +41,6 @@ from bayplan.schemas.plan import Ledger
 from bayplan.skeleton.formats import short_dtype
 
 CONTEXT = 24
-ENCODER_CONTEXT = 12
 TEXT = sorted({*GENERATORS, *MORE} - {"llava", "rwkv"})
 """All but RWKV, whose cache is no cache object of transformers, and those that take images too."""
 
@@ -57,12 +63,6 @@ def trace(
     return graph
 
 
-def encoder_context(model: PreTrainedModel) -> int | None:
-    if not model.config.is_encoder_decoder:
-        return None
-    return int(getattr(model.config, "max_source_positions", ENCODER_CONTEXT))
-
-
 def ledger(graph: ModelGraph, start: int = 0, stop: int | None = None) -> Ledger:
     """Return the ledger of a device that has the blocks from `start` to `stop`, all resident."""
     stop = len(graph.blocks) if stop is None else stop
@@ -77,15 +77,6 @@ def ledger(graph: ModelGraph, start: int = 0, stop: int | None = None) -> Ledger
     )
     placed = PlacedStage(stage=stage, choice=NOTHING_STREAMS, streamed=())
     return ledger_of(chain_from_graph(graph, scratch_bytes=0), placed)
-
-
-def encoder_inputs(model: PreTrainedModel, batch: int) -> dict[str, torch.Tensor]:
-    if not model.config.is_encoder_decoder:
-        return {}
-    if model.main_input_name == "input_features":
-        frames = 2 * model.config.max_source_positions
-        return {"input_features": torch.rand(batch, model.config.num_mel_bins, frames, dtype=model.dtype)}
-    return {"input_ids": torch.randint(3, 90, (batch, ENCODER_CONTEXT))}
 
 
 def options(model: PreTrainedModel) -> dict[str, object]:

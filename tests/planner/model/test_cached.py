@@ -23,7 +23,7 @@ from bayplan.planner.model.facts import ReadModel
 from bayplan.planner.model.read_model import read_model
 from bayplan.planner.options import PlanOptions
 from bayplan.schemas.codec import encode_inventory, encode_plan
-from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.errors import BayplanError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,6 +263,14 @@ def test_errors_are_not_kept(folder: Path, graph_cache: Path) -> None:
         with pytest.raises(BayplanError, match="do not fit the model"):
             cached_read_model(str(folder), DEFAULT)
     assert not graph_cache.exists()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_count_beyond_any_machine(folder: Path, use_cache: bool) -> None:
+    """The key could not hold it."""
+    with pytest.raises(UsageError) as caught:
+        cached_read_model(str(folder), PlanOptions(batch=10**30, use_cache=use_cache))
+    assert str(caught.value) == "--batch: a count is out of reach: needed at most 2147483648"
 
 
 def test_a_damaged_header_is_an_error_on_a_cache_that_knew_the_folder(folder: Path) -> None:

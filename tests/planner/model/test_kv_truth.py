@@ -7,7 +7,14 @@ import torch
 from live_bytes import run_forwards
 from tiny_models import GENERATORS
 from transformers import PreTrainedModel
-from truth_models import MORE, build_meta, build_real
+from truth_models import (
+    ENCODER_CONTEXT,
+    MORE,
+    build_meta,
+    build_real,
+    encoder_context,
+    encoder_inputs,
+)
 
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
@@ -16,7 +23,6 @@ from bayplan.skeleton.formats import short_dtype
 
 NAMES = sorted({*GENERATORS, *MORE} - {"rwkv"})
 """All but RWKV, whose cache is no cache object of transformers."""
-ENCODER_CONTEXT = 12
 
 
 def trace(model: PreTrainedModel, context: int, *, batch: int = 1, chunk: int | None = None) -> ModelGraph:
@@ -31,21 +37,6 @@ def trace(model: PreTrainedModel, context: int, *, batch: int = 1, chunk: int | 
     graph = trace_model(model, workload)
     assert graph.traced, graph.trace_note
     return graph
-
-
-def encoder_context(model: PreTrainedModel) -> int | None:
-    if not model.config.is_encoder_decoder:
-        return None
-    return int(getattr(model.config, "max_source_positions", ENCODER_CONTEXT))
-
-
-def encoder_inputs(model: PreTrainedModel, batch: int) -> dict[str, torch.Tensor]:
-    if not model.config.is_encoder_decoder:
-        return {}
-    if model.main_input_name == "input_features":
-        frames = 2 * model.config.max_source_positions
-        return {"input_features": torch.rand(batch, model.config.num_mel_bins, frames, dtype=model.dtype)}
-    return {"input_ids": torch.randint(3, 90, (batch, ENCODER_CONTEXT))}
 
 
 def real_bytes(model: PreTrainedModel, pieces: list[int], *, batch: int = 1) -> int:

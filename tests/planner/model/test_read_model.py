@@ -9,6 +9,25 @@ from transformers import LlamaForCausalLM
 
 from bayplan.planner.model.read_model import read_model
 from bayplan.planner.options import PlanOptions
+from bayplan.skeleton.config_file import ModelError
+
+
+def test_a_factory_computes_in_the_first_type_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "narrow_factory.py").write_text(
+        "import torch\n"
+        "def make(): return torch.nn.Linear(2, 2, dtype=torch.float8_e4m3fn)\n"
+        "def mixed(): return torch.nn.Sequential(make(), torch.nn.LayerNorm(2, dtype=torch.bfloat16))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_model("narrow_factory:mixed", PlanOptions()).dtype == "bf16"
+    with pytest.raises(ModelError) as caught:
+        read_model("narrow_factory:make", PlanOptions())
+    assert str(caught.value) == (
+        "narrow_factory:make: the factory's module has no parameter in a data type that a model computes in:"
+        " got fp8_e4m3, needed one in any of bf16, fp16, fp32, fp64"
+    )
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])

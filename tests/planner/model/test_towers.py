@@ -105,6 +105,31 @@ def test_a_real_forward_takes_the_inputs_and_calls_the_same_blocks(name: str, ba
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "block_id"),
+    [
+        ("llama4_mm", "vision_model:own"),
+        ("mllama", "model.vision_model:own"),
+        ("qwen2_audio", "model.audio_tower.embed_positions"),
+    ],
+)
+def test_what_a_tower_reads_without_a_call_is_done_somewhere(name: str, block_id: str) -> None:
+    """Whoever has these tensors may have to do all that runs between two calls."""
+    block = next(block for block in trace(name).blocks if block.id == block_id)
+    assert block.num_calls == 0
+    assert block.prefill.activation_bytes > 0
+
+
+@pytest.mark.parametrize("name", sorted(TOWERS))
+def test_a_second_trace_of_a_model_is_equal(name: str) -> None:
+    """Transformers registers hooks in a forward that collects hidden states; none may stay."""
+    model = build_tower(name)
+    workload = workload_for(model, CONTEXT)
+    first = trace_model(model, workload)
+    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()) == 0
+    assert trace_model(model, workload) == first
+
+
 @pytest.mark.parametrize("name", BESIDE_TEXT)
 def test_every_block_is_called_and_what_text_does_not_call_is_conditional(name: str) -> None:
     graph = trace(name)

@@ -1,4 +1,4 @@
-"""Graphs of tiny models of many architectures, against their real forwards on the CPU."""
+"""Graphs of tiny models of many architectures; their bytes in real forwards are in the tests of the truth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 import transformers
 from tiny_models import ARCHITECTURES, GENERATORS, build, workload_for
 from torch import nn
-from transformers import PreTrainedModel
 
 from bayplan.planner.model.blocks import declared_no_split, partition
 from bayplan.planner.model.forwards import observe
-from bayplan.planner.model.inputs import Attempt, make_inputs
+from bayplan.planner.model.inputs import Attempt
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
 from bayplan.schemas.graph import GraphBlock, ModelGraph
@@ -47,59 +46,11 @@ def kv_bytes(graph: ModelGraph) -> int:
     return sum(block.kv_bytes for block in graph.blocks)
 
 
-def real_inputs(model: PreTrainedModel, num_tokens: int, *, batch: int = 1) -> dict[str, torch.Tensor]:
-    workload = workload_for(model, num_tokens, batch=batch)
-    shapes = make_inputs(
-        model,
-        Attempt(has_mask=False),
-        batch=batch,
-        num_tokens=num_tokens,
-        encoder_context=workload.encoder_context,
-    )
-    return {
-        name: torch.ones(shape.shape, dtype=shape.dtype)
-        if shape.dtype == torch.int64
-        else torch.rand(shape.shape)
-        for name, shape in shapes.items()
-    }
-
-
-def layers_of(cache: object) -> list[object]:
-    """The layers of one cache, or of both caches of an encoder-decoder."""
-    if hasattr(cache, "self_attention_cache"):
-        return [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    layers = getattr(cache, "layers", None)
-    assert isinstance(layers, list)
-    return layers
-
-
-def real_cache_bytes(model: PreTrainedModel, num_tokens: int, *, batch: int = 1) -> int:
-    """Bytes of a real cache, layer by layer, by the names of transformers' own cache layers."""
-    with torch.no_grad():
-        output = model(**real_inputs(model, num_tokens, batch=batch), use_cache=True)
-    names = list(output.keys())
-    cache = next(output[name] for name in ("cache", "past_key_values", "cache_params") if name in names)
-    total = 0
-    for layer in layers_of(cache):
-        for value in vars(layer).values():
-            states = value.values() if isinstance(value, dict) else [value]
-            total += sum(one.nbytes for one in states if isinstance(one, torch.Tensor))
-    return total
-
-
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_architecture_is_traced(name: str) -> None:
     graph = trace(name)
     assert (graph.traced, graph.trace_note) == (True, "")
     assert graph.generates is (name in GENERATORS)
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", GENERATORS)
-def test_cache_bytes_are_those_of_the_real_cache(name: str, batch: int) -> None:
-    assert kv_bytes(trace(name, batch=batch)) == real_cache_bytes(
-        build(name, on_meta=False), CONTEXT, batch=batch
-    )
 
 
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - set(GENERATORS)))

@@ -108,6 +108,14 @@ def test_control_characters_reach_no_terminal() -> None:
     assert "[bold]" in picture(hostile)
 
 
+def test_a_model_without_cache_says_nothing_of_chunks_and_logits() -> None:
+    plan = smol_plan()
+    assert "prefill in chunks of 512, kv in bf16, logits of the last position" in picture(plan)
+    blocks = tuple(msgspec.structs.replace(block, kv_bytes=0) for block in plan.blocks)
+    without = picture(msgspec.structs.replace(plan, blocks=blocks), digest_matches=False)
+    assert "assumes    batch 1, context 512\n" in without
+
+
 def test_experts_are_shown_with_their_block() -> None:
     plan = smol_plan()
     experts = Experts(count=128, per_token=8, unit_bytes=2**20, format="bf16", residency="with-block")

@@ -125,7 +125,7 @@ def test_what_a_quantized_format_leaves_is_in_the_model_s_own_data_type(
 @pytest.mark.parametrize(
     ("library", "text"),
     [
-        ("transformers", "left out: fp32, ask for it with --dtypes"),
+        ("transformers", "left out: fp32, unless named with --dtypes"),
         ("torch", "left out: fp32, which the factory does not choose"),
     ],
 )
@@ -133,6 +133,14 @@ def test_why_a_format_has_no_inference(monkeypatch: pytest.MonkeyPatch, library:
     StandInReader(monkeypatch)
     estimate = msgspec.structs.replace(make_estimate("hand/made", EstimateOptions()), library=library)
     assert dict(footnotes(estimate))["inference"].endswith(f"; {text}")
+
+
+@pytest.mark.parametrize(("batch", "is_said"), [(1, False), (2, True)])
+def test_a_batch_is_of_unequal_prompts(monkeypatch: pytest.MonkeyPatch, batch: int, is_said: bool) -> None:
+    StandInReader(monkeypatch)
+    estimate = make_estimate("hand/made", EstimateOptions())
+    found = dict(footnotes(msgspec.structs.replace(estimate, batch=batch)))
+    assert ("prefill in one go; prompts of unequal length, so with a mask;" in found["inference"]) is is_said
 
 
 def test_names_of_others_drive_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

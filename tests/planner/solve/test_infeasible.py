@@ -81,6 +81,19 @@ def test_too_little_even_for_streaming() -> None:
     )
 
 
+def test_the_larger_of_cache_and_activations_can_be_lowered_by_smaller_chunks() -> None:
+    cost = make_cost(8 * MIB, kv_bytes=MIB, prefill_activation_bytes=2 * MIB, decode_activation_bytes=MIB)
+    chain = make_chain([cost, 2 * MIB])
+    assert error(chain, ONE_GPU, {"node0/gpu0": MIB}).hint == (
+        "raise the budget of node0/gpu0, or lower --context or --batch (the cache takes 1.00 MiB)"
+        ", or lower --prefill-chunk (the activations take 2.00 MiB)"
+    )
+    for less in ({"kv_bytes": 2 * MIB}, {"decode_activation_bytes": 2 * MIB}):
+        other = make_chain([msgspec.structs.replace(cost, **less), 2 * MIB])
+        assert error(other, ONE_GPU, {"node0/gpu0": MIB}).hint.endswith(" MiB)")
+        assert "--prefill-chunk" not in error(other, ONE_GPU, {"node0/gpu0": MIB}).hint
+
+
 def test_too_little_without_streaming() -> None:
     chain = make_chain([8 * MIB, 2 * MIB])
     assert str(error(chain, TWO_GPUS, {"node0/gpu0": MIB, "node0/gpu1": 9 * MIB}, no_spill=True)) == (
