@@ -15,7 +15,6 @@ from bayplan.planner.assemble import Inputs, assemble
 from bayplan.planner.check import check
 from bayplan.planner.formats import PlannedForm, planned_form
 from bayplan.planner.hardware.budget import device_budgets, parse_max_memory, resolve_device
-from bayplan.planner.keywords import from_keywords
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.solve.arrange import Arranger
@@ -27,6 +26,7 @@ from bayplan.planner.solve.predict import predict
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.keywords import from_keywords
 from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import Backend, DeviceId, Objective, Residency

@@ -16,10 +16,10 @@ from bayplan.planner.estimate.options import DIVISORS, EstimateOptions, parse_fo
 from bayplan.planner.estimate.sizes import Forms
 from bayplan.planner.estimate.traces import Traces
 from bayplan.planner.estimate.training import full_recipes, lora_recipes
-from bayplan.planner.keywords import from_keywords
 from bayplan.planner.solve.chain import chain_from_graph
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.keywords import from_keywords
 from bayplan.schemas.progress import Progress, untold
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from bayplan.schemas.plan import Checkpoint, Model
 from bayplan.schemas.progress import Progress
 from bayplan.schemas.quantization import Scheme
 from bayplan.schemas.quantization_values import QuantizationError
-from bayplan.schemas.types import FloatFormat
+from bayplan.schemas.types import FloatFormat, Reason
 from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
 from bayplan.skeleton.config_file import ModelError
@@ -42,6 +42,7 @@ from bayplan.skeleton.offline import without_hub
 
 _OF_POSITIONS = frozenset({"decoder_input_ids", "input_features", "input_ids", "input_values"})
 """Arguments whose length is the context, or part of it."""
+_SHOWN = 5
 _NOT_KNOWN = "what the checkpoint itself takes is not known; all else is counted from the model's own shapes"
 
 
@@ -109,6 +110,7 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         warnings = (*warnings, *listing_warnings(source.listing, built.module))
     if not graph.traced:
         warnings = (*warnings, f"the order of blocks is the module tree's: {graph.trace_note}")
+    warnings = (*warnings, *_uncalled_warnings(graph))
     if obstacle is not None:
         warnings = (*warnings, f"cannot be planned for: {obstacle.error()}")
     if is_quantized and scheme is None and fit.stored is None:
@@ -261,3 +263,12 @@ def _identity(
 def _implementation(module: torch.nn.Module, attribute: str) -> str | None:
     value = getattr(getattr(module, "config", None), attribute, None)
     return value if isinstance(value, str) else None
+
+
+def _uncalled_warnings(graph: ModelGraph) -> tuple[str, ...]:
+    """Say which parts no forward called, such as a tower whose inputs are not known."""
+    ids = [block.id for block in graph.blocks if block.resident_reason is Reason.NOT_CALLED]
+    if not ids:
+        return ()
+    shown = ", ".join(ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")
+    return (f"work and activations of blocks that no traced forward called are not counted: {shown}",)

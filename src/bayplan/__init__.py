@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from bayplan.planner.api import plan_model
     from bayplan.planner.estimate.api import estimate
     from bayplan.planner.present.diff import diff_plans
-    from bayplan.schemas.codec import encode_plan, read_plan
+    from bayplan.schemas.codec import encode_plan, read_inventory, read_plan
     from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, PlanRefused
     from bayplan.schemas.estimate import Estimate
+    from bayplan.schemas.hardware import Inventory
     from bayplan.schemas.plan import Plan
     from bayplan.schemas.report import Report
     from bayplan.skeleton.empty import empty_weights
@@ -27,6 +28,7 @@ _HOME = {
     "BayplanError": "bayplan.schemas.errors",
     "Estimate": "bayplan.schemas.estimate",
     "Infeasible": "bayplan.schemas.errors",
+    "Inventory": "bayplan.schemas.hardware",
     "Plan": "bayplan.schemas.plan",
     "PlanFormatError": "bayplan.schemas.errors",
     "PlanRefused": "bayplan.schemas.errors",
@@ -38,6 +40,7 @@ _HOME = {
     "load_model": "bayplan.executor.load",
     "loaded": "bayplan.executor.load",
     "plan_model": "bayplan.planner.api",
+    "read_inventory": "bayplan.schemas.codec",
     "read_plan": "bayplan.schemas.codec",
     "release": "bayplan.executor.load",
     "report": "bayplan.executor.report",
@@ -47,6 +50,7 @@ __all__ = (
     "BayplanError",
     "Estimate",
     "Infeasible",
+    "Inventory",
     "Plan",
     "PlanFormatError",
     "PlanRefused",
@@ -58,6 +62,7 @@ __all__ = (
     "load_model",
     "loaded",
     "plan_model",
+    "read_inventory",
     "read_plan",
     "release",
     "report",

@@ -98,7 +98,7 @@ def without_control(text: str) -> str:
 
 
 class _VisibleRecord(logging.LogRecord):
-    def getMessage(self) -> str:  # noqa: N802  # the name is logging's
+    def getMessage(self) -> str:  # the name is logging's
         return without_control(super().getMessage())
 
 

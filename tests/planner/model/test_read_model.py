@@ -48,3 +48,24 @@ def test_a_forward_cannot_ask_the_hub(
     read = read_model(str(folder), PlanOptions(trust_remote_code=is_trusted))
     assert read.graph.traced
     assert offline == {not is_trusted}
+
+
+def test_blocks_that_nothing_calls_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spare_factory.py").write_text(
+        "import transformers\n"
+        "from torch import nn\n"
+        "class Spare(transformers.LlamaForCausalLM):\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__(config)\n"
+        "        self.spare = nn.Linear(4, 4)\n"
+        "def make():\n"
+        "    config = transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,\n"
+        "        num_attention_heads=2, num_key_value_heads=2, vocab_size=16)\n"
+        "    return Spare(config)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    read = read_model("spare_factory:make", PlanOptions())
+    assert read.graph.traced
+    assert read.warnings == (
+        "work and activations of blocks that no traced forward called are not counted: spare",
+    )

@@ -4,9 +4,9 @@ import pytest
 from sample_plans import smol_plan
 
 from bayplan.planner.estimate.options import EstimateOptions
-from bayplan.planner.keywords import from_keywords
 from bayplan.planner.options import PlanOptions
 from bayplan.schemas.errors import UsageError
+from bayplan.schemas.keywords import from_keywords
 from bayplan.schemas.types import Objective
 
 
