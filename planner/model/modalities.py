@@ -6,6 +6,7 @@ Knows nothing of forwards.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -105,7 +106,15 @@ def token_id(config: PreTrainedConfig, modality: Modality) -> int | None:
 
 
 def layouts(model: PreTrainedModel, modality: Modality, batch: int) -> Iterator[Layout]:
-    """Yield the ways to pass the modality, one image or sound per sequence, the likeliest first."""
+    """Yield the ways to pass the modality, one image or sound per sequence, the likeliest first.
+
+    None where the config's sizes make no sense, such as patches of no pixels: nothing can be passed then.
+    """
+    with contextlib.suppress(ArithmeticError, AssertionError, IndexError, TypeError, ValueError):
+        yield from _layouts(model, modality, batch)
+
+
+def _layouts(model: PreTrainedModel, modality: Modality, batch: int) -> Iterator[Layout]:
     config = model.config
     if modality.name == "audio":
         shape = _spectrogram_shape(config) if modality is _SPECTROGRAM else (_DEFAULT_NUM_SAMPLES,)

@@ -35,7 +35,7 @@ from bayplan.schemas.quantization_values import QuantizationError
 from bayplan.schemas.types import FloatFormat, Reason
 from bayplan.skeleton.build import build_factory, build_model
 from bayplan.skeleton.config import choose_class, choose_dtype, load_config, quantization_method
-from bayplan.skeleton.config_file import ModelError
+from bayplan.skeleton.config_file import ForeignCode, ModelError
 from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.kept import kept_in_fp32, unquantized_weights
 from bayplan.skeleton.offline import without_hub
@@ -82,7 +82,8 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
     Raises:
         BayplanError: The class cannot be built, or the checkpoint does not fit it.
     """
-    built = _build(source, options)
+    with _own_code(source, options):
+        built = _build(source, options)
     workload, warnings = make_workload(
         built.module.config if isinstance(built.module, transformers.PreTrainedModel) else None,
         batch=options.batch,
@@ -92,7 +93,7 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         dtype=built.dtype,
     )
     # What a config chooses may be fetched as late as in a forward: kernels for experts are.
-    with contextlib.nullcontext() if options.trust_remote_code else without_hub():
+    with _own_code(source, options) if options.trust_remote_code else without_hub():
         traced = trace_model(built.module, workload, no_split=options.no_split, inputs=built.inputs)
     graph = msgspec.structs.replace(
         traced,
@@ -129,6 +130,13 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         has_positions=_has_positions(source, built.module),
         obstacle=obstacle,
     )
+
+
+def _own_code(source: ModelSource, options: PlanOptions) -> contextlib.AbstractContextManager[None]:
+    """Return within what code runs that may have come with the checkpoint: it may raise anything."""
+    if not options.trust_remote_code:
+        return contextlib.nullcontext()
+    return ForeignCode("the code that comes with the checkpoint fails", source.label)
 
 
 def _has_positions(source: ModelSource, module: torch.nn.Module) -> bool:

@@ -56,7 +56,12 @@ def graph_of(name: str, dtype: str) -> ModelGraph:
 def test_a_plain_data_type_is_that_of_a_model_built_in_it(name: str, source: str) -> None:
     for target in DTYPES:
         wanted, found = graph_of(name, target), in_format(graph_of(name, source), target)
-        assert tensors(found) == tensors(wanted)
+        here, there = tensors(found), tensors(wanted)
+        differing = {fqn for fqn in here.keys() | there.keys() if here.get(fqn) != there.get(fqn)}
+        # RecurrentGemma keeps a number in bf16 whatever it is built in; in a bf16 build it looks like the
+        # rest, and two bytes are not worth a second build of every model.
+        known = {"model.normalizer"} if (name, source) == ("recurrent_gemma", "bf16") else set()
+        assert differing == (known if target != source else set())
         assert found.ties == wanted.ties
 
 

@@ -129,6 +129,7 @@ def test_a_key_that_says_the_same_twice(tmp_path: Path) -> None:
         ({"n_layer": 10**9}, "n_layer 1000000000", "1 to 10000"),
         ({"decoder_layers": -3}, "decoder_layers -3", "0 to 10000"),
         ({"text_config": {"num_hidden_layers": 0}}, "text_config.num_hidden_layers 0", "1 to 10000"),
+        ({"vision_config": {"depth": 2**40}}, "vision_config.depth 1099511627776", "0 to 10000"),
         ({"vision_config": {"num_layers": -1}}, "vision_config.num_layers -1", "0 to 10000"),
     ],
 )
@@ -328,6 +329,12 @@ def test_a_class_whose_module_cannot_be_imported(monkeypatch: pytest.MonkeyPatch
     assert str(caught.value) == (
         f"transformers {VERSION} cannot import MptModel: got ValueError: no docstring in MptModel"
     )
+
+
+@pytest.mark.parametrize("auto_map", ["modeling_home.HomeModel", ["modeling_home.HomeModel"]])
+def test_an_auto_map_of_another_form_names_no_code(tmp_path: Path, auto_map: object) -> None:
+    config = MptConfig(architectures=["MptForCausalLM"], auto_map=auto_map)
+    assert choose_class(config, folder=tmp_path, trust_remote_code=True) is MptForCausalLM
 
 
 def test_no_architecture() -> None:

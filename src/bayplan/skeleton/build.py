@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.errors import UsageError
 from bayplan.schemas.sizes import format_size
 from bayplan.schemas.strict_json import quote
 from bayplan.schemas.types import MAX_INTEGER
 from bayplan.skeleton import transformers_adapter
 from bayplan.skeleton.buffers import compute_buffers
-from bayplan.skeleton.config_file import FOREIGN_FAULTS, ModelError, one_line
+from bayplan.skeleton.config_file import FOREIGN_FAULTS, ForeignCode, ModelError, one_line
 from bayplan.skeleton.creation import is_loaded
 from bayplan.skeleton.empty import build_empty, loaded_bytes
 from bayplan.skeleton.offline import without_hub
@@ -132,7 +132,7 @@ def build_factory(spec: str) -> nn.Module:
         NoValueError: Buffers are computed from weights, put on meta, or larger than any model's.
     """
     factory = _import_factory(spec)
-    with _Foreign("the factory's module cannot be looked through", spec):
+    with ForeignCode("the factory's module cannot be looked through", spec):
         module = build_empty(lambda: _call(factory, spec))
         params = list(module.named_parameters())
         buffers = list(module.named_buffers())
@@ -166,30 +166,11 @@ def build_factory(spec: str) -> nn.Module:
     return module
 
 
-class _Foreign:
-    """Within it runs a user's code, which may raise anything: all of it becomes one `ModelError`.
-
-    What bayplan itself raises inside passes, and so does an interrupt.
-    """
-
-    def __init__(self, what: str, where: str, hint: str = "") -> None:
-        self._what = what
-        self._where = where
-        self._hint = hint
-
-    def __enter__(self) -> None:
-        """Begin to watch."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, BayplanError | KeyboardInterrupt):
-            raise ModelError(self._what, where=self._where, got=one_line(error), hint=self._hint) from error
-
-
 def _import_factory(spec: str) -> Callable[[], object]:
     module_name, colon, attribute = spec.partition(":")
     if not colon or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise UsageError("not a factory", got=quote(spec), needed="package.module:factory")
-    with _Foreign(f"cannot import {module_name}", spec, hint="is its folder on PYTHONPATH?"):
+    with ForeignCode(f"cannot import {module_name}", spec, hint="is its folder on PYTHONPATH?"):
         found: object = importlib.import_module(module_name)
     for part in attribute.split("."):
         found = getattr(found, part, None)
@@ -202,7 +183,7 @@ def _import_factory(spec: str) -> Callable[[], object]:
 
 def _call(factory: Callable[[], object], spec: str) -> nn.Module:
     _check_takes_nothing(factory, spec)
-    with _Foreign("the factory fails", spec):
+    with ForeignCode("the factory fails", spec):
         made = factory()
     if not isinstance(made, nn.Module):
         raise ModelError(

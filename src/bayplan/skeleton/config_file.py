@@ -44,7 +44,15 @@ _MAX_LAYERS = 10_000
 _MAX_LABELS = 1_000_000
 """Far over any classifier; transformers makes a name for each."""
 _LAYERS = ("n_layer", "n_layers", "num_hidden_layers", "num_layers")
-_STACK_LAYERS = ("decoder_layers", "encoder_layers", "num_decoder_layers", "num_encoder_layers")
+_STACK_LAYERS = (
+    "decoder_layers",
+    "depth",
+    "encoder_layers",
+    "num_blocks",
+    "num_decoder_layers",
+    "num_encoder_blocks",
+    "num_encoder_layers",
+)
 """Of one stack of two, which a model may lack."""
 
 
@@ -180,3 +188,32 @@ def one_line(error: BaseException) -> str:
     if len(text) > _MAX_FAULT_CHARS:
         text = f"{text[:_MAX_FAULT_CHARS]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class ForeignCode:
+    """Within it runs a user's code, which may raise anything: all of it becomes one `ModelError`.
+
+    What bayplan itself raises inside passes, and so does an interrupt.
+
+    Args:
+        what: Says what fails.
+        where: Whose code it is.
+        hint: One thing to do about it.
+    """
+
+    def __init__(self, what: str, where: str, hint: str = "") -> None:
+        self._what = what
+        self._where = where
+        self._hint = hint
+
+    def __enter__(self) -> None:
+        """Begin to watch."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Tell a fault as bayplan's own.
+
+        Raises:
+            ModelError: The code inside has failed.
+        """
+        if error is not None and not isinstance(error, BayplanError | KeyboardInterrupt):
+            raise ModelError(self._what, where=self._where, got=one_line(error), hint=self._hint) from error

@@ -130,8 +130,8 @@ def remote_class(config: PretrainedConfig, name: str, folder: Path) -> type[PreT
 
     The caller has made sure that the user trusts the code.
     """
-    auto_map = cast("dict[str, object]", getattr(config, "auto_map", None) or {})
-    for reference in auto_map.values():
+    auto_map = getattr(config, "auto_map", None)
+    for reference in auto_map.values() if isinstance(auto_map, dict) else ():
         if isinstance(reference, str) and reference.rpartition(".")[2] == name:
             found = cast(
                 "type[PreTrainedModel]",

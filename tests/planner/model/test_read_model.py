@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -69,3 +70,28 @@ def test_blocks_that_nothing_calls_are_told(tmp_path: Path, monkeypatch: pytest.
     assert read.warnings == (
         "work and activations of blocks that no traced forward called are not counted: spare",
     )
+
+
+@pytest.mark.parametrize(
+    ("fault", "got"),
+    [
+        ("SystemExit(0)", "SystemExit: 0"),
+        ("GeneratorExit", "GeneratorExit"),
+        ("type('Own', (Exception,), {})('so')", "Own: so"),
+    ],
+)
+def test_trusted_code_may_raise_anything(tmp_path: Path, fault: str, got: str) -> None:
+    """To leave, above all: the command would have said nothing and been done."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"model_type": "leaving", "auto_map": {"AutoConfig": "configuration_leaving.LeavingConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration_leaving.py").write_text(
+        "from transformers import PretrainedConfig\n"
+        "class LeavingConfig(PretrainedConfig):\n"
+        "    def __init__(self, **keywords):\n"
+        f"        raise {fault}\n"
+    )
+    with pytest.raises(ModelError) as caught:
+        read_model(str(folder), PlanOptions(trust_remote_code=True))
+    assert str(caught.value) == f"{folder}: the code that comes with the checkpoint fails: got {got}"

@@ -267,6 +267,14 @@ def test_a_tower_whose_layout_is_not_known_is_not_called(monkeypatch: pytest.Mon
     assert next(b for b in graph.blocks if b.id == "model.multi_modal_projector").num_calls == 0
 
 
+def test_a_tower_whose_sizes_make_no_sense_is_not_called() -> None:
+    model = build_tower("qwen2_vl")
+    model.config.vision_config.patch_size = 0
+    graph = trace_model(model, workload_for(model, CONTEXT))
+    assert graph.traced
+    assert reasons(graph)["model.visual.merger"] is Reason.NOT_CALLED
+
+
 def test_figures_of_the_tower_hold_where_its_language_model_does_not_take_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
