@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from cache_rivals import put_and_get
 from sample_graphs import read_model_of
 
 from bayplan.planner.model import graph_store
@@ -218,22 +219,12 @@ def test_what_a_killed_process_left_behind_goes_and_what_another_writes_now_stay
     assert (old.exists(), new.exists(), foreign.exists()) == (False, True, True)
 
 
-def _put_and_get(folder: Path, number: int, wrong: multiprocessing.Queue[int]) -> None:
-    """Replace one entry and take it again, over and over, as several processes do at once."""
-    store = GraphStore(folder, max_entries=2)
-    possible = [read_model_of("Llama", layers=layers) for layers in (1, 2, 3)]
-    for turn in range(25):
-        store.put(KEY, possible[(turn + number) % 3], ())
-        store.put(f"{turn % 5}" * 64, possible[0], ())
-        found = store.get(KEY)
-        if found is not None and found not in possible:
-            wrong.put(turn)
-
-
 def test_processes_at_once_meet_only_whole_entries(folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     wrong: multiprocessing.Queue[int] = context.Queue()
-    processes = [context.Process(target=_put_and_get, args=(folder, number, wrong)) for number in range(3)]
+    processes = [
+        context.Process(target=put_and_get, args=(folder, number, KEY, wrong)) for number in range(3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
