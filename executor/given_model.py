@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bayplan.executor.state import is_loaded
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import UsageError, first_and_more
 from bayplan.skeleton.tree import named_tensors
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_given_model(model: nn.Module) -> None:
         raise UsageError(
             "the model to fill has weights",
             where="model",
-            got=_shown(real),
+            got=first_and_more(real, _SHOWN_NAMES),
             needed="every parameter on meta",
             hint=_HINT,
         )
@@ -50,12 +50,7 @@ def check_given_model(model: nn.Module) -> None:
         raise UsageError(
             "the model to fill has buffers without values",
             where="model",
-            got=_shown(empty),
+            got=first_and_more(empty, _SHOWN_NAMES),
             needed="values for every buffer that is not in a checkpoint",
             hint=_HINT,
         )
-
-
-def _shown(names: list[str]) -> str:
-    more = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

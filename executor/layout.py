@@ -12,10 +12,11 @@ import msgspec
 import torch
 
 from bayplan.executor.errors import PlanContradictionError
+from bayplan.schemas.dtypes import tensor_num_bytes
 from bayplan.schemas.plan import aligned_bytes
 from bayplan.schemas.rules import format_for
 from bayplan.schemas.types import OWN_SUFFIX, Residency
-from bayplan.skeleton.formats import short_dtype, tensor_num_bytes
+from bayplan.skeleton.formats import short_dtype
 from bayplan.skeleton.tree import named_tensors
 
 if TYPE_CHECKING:

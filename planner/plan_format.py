@@ -6,6 +6,8 @@ from typing import Literal, assert_never
 
 from bayplan.schemas.format_bytes import (
     MX_BLOCKSIZE,
+    USUAL_BLOCKSIZE,
+    USUAL_THRESHOLD_MILLI,
     Awq,
     BlockFp4,
     BlockFp8,
@@ -18,8 +20,6 @@ from bayplan.schemas.format_bytes import (
 )
 from bayplan.schemas.plan import Format
 
-_PLAIN_BLOCKSIZE = 64
-_PLAIN_THRESHOLD_MILLI = 6000
 _WHOLE = 0
 """Stands for all rows or columns."""
 
@@ -28,12 +28,12 @@ def plan_format(form: WeightForm) -> Format:
     """Return the plan's entry for a form; what is usual for its kind is left out."""
     match form:
         case LlmInt8():
-            is_plain = form.threshold_milli == _PLAIN_THRESHOLD_MILLI
+            is_plain = form.threshold_milli == USUAL_THRESHOLD_MILLI
             return Format(kind="int8", threshold_milli=None if is_plain else form.threshold_milli)
         case Bnb4Bit():
             return Format(
                 kind=form.quant_type,
-                blocksize=None if form.blocksize == _PLAIN_BLOCKSIZE else form.blocksize,
+                blocksize=None if form.blocksize == USUAL_BLOCKSIZE else form.blocksize,
                 double_quant=form.double_quant,
                 storage_dtype=None if form.storage_dtype == "uint8" else form.storage_dtype,
             )

@@ -13,7 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from bayplan.schemas.dtypes import DTYPE_BY_SPELLING, parse_dtype
+from bayplan.schemas.dtypes import DTYPE_BY_SPELLING, tensor_num_bytes
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.format_bytes import WeightForm, weight_parts
 from bayplan.schemas.graph import GraphBlock, Linears, ModelGraph, TensorRecord, TensorRole, TiedGroup
@@ -141,7 +141,7 @@ def _recast(graph: ModelGraph, name: str) -> ModelGraph:
         if not follows or is_computed:
             return record
         dtype = "fp32" if record.fqn in kept_after else name
-        num_bytes = -(-math.prod(record.shape) * parse_dtype(dtype).num_bits // 8)
+        num_bytes = tensor_num_bytes(record.shape, dtype)
         return msgspec.structs.replace(record, dtype=dtype, num_bytes=num_bytes)
 
     return with_tensors(

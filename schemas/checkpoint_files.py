@@ -23,6 +23,7 @@ from bayplan.schemas.checkpoint_index import (
     resolve_shard,
     unreadable,
 )
+from bayplan.schemas.errors import first_names
 from bayplan.schemas.strict_json import quote
 
 if TYPE_CHECKING:
@@ -170,7 +171,6 @@ def _no_checkpoint(names: list[str], where: str) -> CheckpointError:
     others = [name for name in names if name.endswith(_OTHER_WEIGHTS)]
     shards = [name for name in names if name.endswith(".safetensors")]
     ordered = others + shards + [name for name in names if name not in others and name not in shards]
-    got = ", ".join(quote(name) for name in ordered[:SHOWN_NAMES]) or "an empty folder"
     hint = (
         "name the file itself if it is a whole checkpoint"
         if shards
@@ -182,7 +182,7 @@ def _no_checkpoint(names: list[str], where: str) -> CheckpointError:
         CheckpointRule.NO_CHECKPOINT,
         "no safetensors checkpoint",
         where=where,
-        got=got + (", ..." if len(ordered) > SHOWN_NAMES else ""),
+        got=first_names([quote(name) for name in ordered], SHOWN_NAMES) or "an empty folder",
         needed="model.safetensors or model.safetensors.index.json",
         hint=hint,
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.errors import BayplanError, first_names
 from bayplan.schemas.strict_json import JsonValue, parse, quote
 
 if TYPE_CHECKING:
@@ -244,14 +244,12 @@ def check_index_against_headers(index: ShardIndex, headers: Mapping[str, Safeten
         (CheckpointRule.TENSOR_UNLISTED, "does not list tensors that its shards hold", held - listed),
     ):
         if places:
-            shown = ", ".join(
-                f"{quote(fqn)} in {quote(shard)}" for shard, fqn in sorted(places)[:SHOWN_NAMES]
-            )
+            shown = [f"{quote(fqn)} in {quote(shard)}" for shard, fqn in sorted(places)]
             raise CheckpointError(
                 rule,
                 what,
                 where=index.file,
-                got=f"{len(places)}: {shown}" + (", ..." if len(places) > SHOWN_NAMES else ""),
+                got=f"{len(places)}: {first_names(shown, SHOWN_NAMES)}",
                 needed="an index that matches its shards",
                 hint="index and shards are of different versions: copy or download the checkpoint again",
             )

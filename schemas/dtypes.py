@@ -7,6 +7,7 @@ attributes.
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.strict_json import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class DtypeError(BayplanError):
@@ -115,3 +116,21 @@ def parse_dtype(text: str, *, where: str = "") -> Dtype:
             hint="torch's and safetensors' own names work too, such as float32 or F32",
         )
     return dtype
+
+
+def tensor_num_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Return the bytes of a dense tensor.
+
+    Args:
+        shape: As torch counts it: the last dimension of `fp4` is in pairs.
+        dtype: Any spelling of `bayplan.schemas.dtypes`.
+
+    Returns:
+        Bytes of its elements, without alignment; the last byte of a packed dtype counts whole.
+
+    Raises:
+        DtypeError: `dtype` is unknown.
+    """
+    entry = parse_dtype(dtype)
+    num_values = math.prod(shape) * entry.values_per_torch_element
+    return (num_values * entry.num_bits + 7) // 8

@@ -7,6 +7,18 @@ of JSON, torch or the command line: every class keeps its facts in fields and ma
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+
+
+def first_names(names: Sequence[str], at_most: int) -> str:
+    """Return the first of several names for a message, and `...` where there are more."""
+    return ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
+
+
+def first_and_more(names: Sequence[str], at_most: int) -> str:
+    """Return the first of several names for a message, and how many there are besides."""
+    more = len(names) - at_most
+    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
 
 
 class ExitCode(enum.IntEnum):

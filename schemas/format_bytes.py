@@ -25,6 +25,12 @@ NESTED_BLOCKSIZE = 256
 """First-level scales that share one second-level scale: bitsandbytes has no other."""
 MX_BLOCKSIZE = 32
 """Values that share one scale in the microscaling formats (OCP MX specification 1.0)."""
+USUAL_BLOCKSIZE = 64
+"""Weights that share a scale in bitsandbytes' 4-bit formats, unless somebody says otherwise."""
+USUAL_THRESHOLD_MILLI = 6000
+"""LLM.int8()'s outlier threshold, likewise."""
+USUAL_FP8_BLOCK = (128, 128)
+"""Rows and columns of DeepSeek-V3's blocks, likewise."""
 _FOUR_BIT_CODES = 16
 _EIGHT_BIT_CODES = 256
 _WORD_BITS = 32
@@ -48,7 +54,7 @@ class Part(NamedTuple):
 class LlmInt8(msgspec.Struct, frozen=True, kw_only=True, tag_field="form", tag="int8"):
     """LLM.int8() of bitsandbytes: a scale per output."""
 
-    threshold_milli: Count = 6000
+    threshold_milli: Count = USUAL_THRESHOLD_MILLI
     """Outlier threshold in thousandths; changes no byte."""
 
 
@@ -56,7 +62,7 @@ class Bnb4Bit(msgspec.Struct, frozen=True, kw_only=True, tag_field="form", tag="
     """The 4-bit formats of bitsandbytes."""
 
     quant_type: Literal["nf4", "fp4"]
-    blocksize: Count = 64
+    blocksize: Count = USUAL_BLOCKSIZE
     """Weights that share a scale."""
     double_quant: bool = False
     storage_dtype: str = "uint8"
@@ -66,7 +72,7 @@ class Bnb4Bit(msgspec.Struct, frozen=True, kw_only=True, tag_field="form", tag="
 class BlockFp8(msgspec.Struct, frozen=True, kw_only=True, tag_field="form", tag="fp8"):
     """8-bit floats with a scale per block, as DeepSeek-V3 has them and transformers loads them."""
 
-    block_shape: tuple[Count, Count] | None = (128, 128)
+    block_shape: tuple[Count, Count] | None = USUAL_FP8_BLOCK
     """Rows and columns that share a scale; None: the whole tensor."""
     scale_dtype: str = "fp32"
     is_static: bool = False

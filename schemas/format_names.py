@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from bayplan.schemas.format_bytes import (
+    USUAL_BLOCKSIZE,
+    USUAL_FP8_BLOCK,
     Awq,
     BlockFp4,
     BlockFp8,
@@ -16,9 +18,6 @@ from bayplan.schemas.format_bytes import (
     WeightForm,
 )
 
-_PLAIN_BLOCKSIZE = 64
-_PLAIN_BLOCK_SHAPE = (128, 128)
-
 
 def form_name(form: WeightForm) -> str:
     """Return the short name of a form: a bare one for the usual parameters, with suffixes for others."""
@@ -26,13 +25,13 @@ def form_name(form: WeightForm) -> str:
         case LlmInt8():
             return "int8"
         case Bnb4Bit():
-            blocks = "" if form.blocksize == _PLAIN_BLOCKSIZE else f"-b{form.blocksize}"
+            blocks = "" if form.blocksize == USUAL_BLOCKSIZE else f"-b{form.blocksize}"
             return f"{form.quant_type}{blocks}{'-dq' if form.double_quant else ''}"
         case BlockFp8():
             if form.block_shape is None:
                 shape = "-tensor"
             else:
-                shape = "" if form.block_shape == _PLAIN_BLOCK_SHAPE else f"-b{_times(form.block_shape)}"
+                shape = "" if form.block_shape == USUAL_FP8_BLOCK else f"-b{_times(form.block_shape)}"
             scale = "-e8m0" if form.scale_dtype == "fp8_e8m0" and form.block_shape is not None else ""
             return f"fp8{shape}{scale}{_static(form.is_static, '-static')}"
         case BlockFp4():

@@ -68,18 +68,20 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(texts)
 
 
-_EVERY_LINEAR = (TensorRole.LINEAR, TensorRole.CONV1D, TensorRole.EXPERTS)
-_FP8_ROLES = (TensorRole.LINEAR, TensorRole.GROUPED_LINEAR, TensorRole.EXPERTS)
+EVERY_LINEAR = (TensorRole.LINEAR, TensorRole.CONV1D, TensorRole.EXPERTS)
+"""What bitsandbytes and GPTQ change."""
+FP8_ROLES = (TensorRole.LINEAR, TensorRole.GROUPED_LINEAR, TensorRole.EXPERTS)
+"""What transformers' fine-grained fp8 changes."""
 
 ASKED_SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         scheme.name: scheme
         for scheme in (
-            Scheme(name="int8", groups=(Group(form=LlmInt8(), roles=_EVERY_LINEAR),)),
-            Scheme(name="nf4", groups=(Group(form=Bnb4Bit(quant_type="nf4"), roles=_EVERY_LINEAR),)),
-            Scheme(name="fp4", groups=(Group(form=Bnb4Bit(quant_type="fp4"), roles=_EVERY_LINEAR),)),
-            Scheme(name="fp8", groups=(Group(form=BlockFp8(), roles=_FP8_ROLES),)),
-            Scheme(name="mxfp4", groups=(Group(form=Mxfp4(), roles=_EVERY_LINEAR),), prefers_experts=True),
+            Scheme(name="int8", groups=(Group(form=LlmInt8(), roles=EVERY_LINEAR),)),
+            Scheme(name="nf4", groups=(Group(form=Bnb4Bit(quant_type="nf4"), roles=EVERY_LINEAR),)),
+            Scheme(name="fp4", groups=(Group(form=Bnb4Bit(quant_type="fp4"), roles=EVERY_LINEAR),)),
+            Scheme(name="fp8", groups=(Group(form=BlockFp8(), roles=FP8_ROLES),)),
+            Scheme(name="mxfp4", groups=(Group(form=Mxfp4(), roles=EVERY_LINEAR),), prefers_experts=True),
         )
     }
 )

@@ -16,6 +16,7 @@ from typing import Literal
 
 from bayplan.schemas.dtypes import DTYPE_BY_SPELLING
 from bayplan.schemas.format_bytes import (
+    USUAL_FP8_BLOCK,
     Awq,
     BlockFp4,
     BlockFp8,
@@ -28,13 +29,11 @@ from bayplan.schemas.format_bytes import (
 )
 from bayplan.schemas.format_names import form_name
 from bayplan.schemas.graph import TensorRole
-from bayplan.schemas.quantization import Group, Matching, Scheme
+from bayplan.schemas.quantization import EVERY_LINEAR, FP8_ROLES, Group, Matching, Scheme
 from bayplan.schemas.quantization_values import QuantizationError, Values, method_of
 from bayplan.schemas.strict_json import quote
 
 _LINEAR = (TensorRole.LINEAR,)
-_BNB_ROLES = (TensorRole.LINEAR, TensorRole.CONV1D, TensorRole.EXPERTS)
-_FP8_ROLES = (TensorRole.LINEAR, TensorRole.GROUPED_LINEAR, TensorRole.EXPERTS)
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32", "float64")
 _MAX_BITS = 8
 _DEFAULT_GROUP = 128
@@ -70,7 +69,7 @@ def read_scheme(config: Mapping[str, object], *, dtype: str, where: str) -> Sche
 
 
 def _read_fp8(values: Values) -> Scheme:
-    shape: tuple[int, int] | None = (128, 128)
+    shape: tuple[int, int] | None = USUAL_FP8_BLOCK
     if "weight_block_size" in values.config:
         is_whole = values.config["weight_block_size"] is None
         shape = None if is_whole else values.pair("weight_block_size")
@@ -79,7 +78,7 @@ def _read_fp8(values: Values) -> Scheme:
     ]
     scheme = values.choice("activation_scheme", ("dynamic", "static"), default="dynamic")
     form = BlockFp8(block_shape=shape, scale_dtype=scale_dtype, is_static=scheme == "static")
-    groups = [Group(form=form, roles=_FP8_ROLES)]
+    groups = [Group(form=form, roles=FP8_ROLES)]
     if values.choice("expert_dtype", ("fp8", "fp4"), default="fp8") == "fp4":
         experts = BlockFp4(scale_dtype=scale_dtype, is_static=form.is_static)
         groups.insert(0, Group(form=experts, roles=(TensorRole.EXPERTS,)))
@@ -126,7 +125,7 @@ def _read_bitsandbytes(values: Values) -> Scheme:
         form = LlmInt8(threshold_milli=round(threshold * 1000))
     return Scheme(
         name=form_name(form),
-        groups=(Group(form=form, roles=_BNB_ROLES),),
+        groups=(Group(form=form, roles=EVERY_LINEAR),),
         not_converted=skipped or (),
         keeps_default=skipped is None,
     )
@@ -151,9 +150,7 @@ def _read_gptq(values: Values) -> Scheme:
     for part in inside:
         names.extend(part if isinstance(part, list) else [part])
     form = Gptq(bits=bits, group_size=values.group_size(default=_DEFAULT_GROUP))
-    group = Group(
-        form=form, roles=(*_LINEAR, TensorRole.CONV1D, TensorRole.EXPERTS), names=tuple(map(str, names))
-    )
+    group = Group(form=form, roles=EVERY_LINEAR, names=tuple(map(str, names)))
     return Scheme(
         name=f"gptq-int{bits}", groups=(group,), matching=Matching.NUMBERED, not_converted=tuple(left)
     )

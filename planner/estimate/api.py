@@ -91,7 +91,7 @@ def make_estimate(model: str, options: EstimateOptions, progress: Progress | Non
     if lora is not None:
         training += lora_recipes(graph, forms.graph("bf16"), forms.graph("nf4"), lora)
     is_other_asked = bool(options.dtypes) or options.fits is not None
-    fits = _fits(traces, names, options.fits) if options.fits is not None and graph.traced else None
+    fits = _fits(forms, traces, names, options.fits) if options.fits is not None and graph.traced else None
     found = Estimate(
         model=read.model.source or model,
         revision=read.model.revision,
@@ -112,7 +112,7 @@ def make_estimate(model: str, options: EstimateOptions, progress: Progress | Non
         inference=_inference(forms, traces, names, is_other_asked=is_other_asked) if graph.traced else {},
         training=training,
         fits=fits,
-        warnings=(*read.warnings, *_unknown(traces, options)),
+        warnings=(*read.warnings, *_unknown(traces, names, options)),
     )
     tell("estimate", _STEPS, _STEPS)
     return found
@@ -129,26 +129,25 @@ def _inference(
             traced = traces.reading(name).graph
             weights = total_bytes(forms.graph(name))
             found[name] = inference_estimate(weights, traced, traces.compute_dtype(name))
-    own = forms.checkpoint_graph()
+    own = forms.checkpoint_graph
     if own is not None:
         read = traces.own()
         found[CHECKPOINT] = inference_estimate(total_bytes(own), read.graph, read.dtype)
     return found
 
 
-def _unknown(traces: Traces, options: EstimateOptions) -> Iterator[str]:
+def _unknown(traces: Traces, names: tuple[str, ...], options: EstimateOptions) -> Iterator[str]:
     """Yield what was asked for and cannot be told, and why."""
     if not traces.own().graph.traced:
         if options.fits is not None:
             yield "what fits is not known: no forward could be traced"
     elif options.dtypes or options.fits is not None:
-        names = parse_formats(options.dtypes)
         unread = [name for name in names if name not in DIVISORS and not traces.can_read(name)]
         if unread:
             yield f"inference in {', '.join(unread)} is not known: a factory chooses its own data type"
 
 
-def _fits(traces: Traces, names: tuple[str, ...], inventory: Inventory) -> Fits:
+def _fits(forms: Forms, traces: Traces, names: tuple[str, ...], inventory: Inventory) -> Fits:
     """Return where the model fits in each format, the checkpoint's own last."""
     fitter = Fitter(inventory)
     read = traces.own()
@@ -159,13 +158,13 @@ def _fits(traces: Traces, names: tuple[str, ...], inventory: Inventory) -> Fits:
         return fitter.fit(ladder, chain_at)
 
     formats = {name: None if name in DIVISORS or not traces.can_read(name) else fit(name) for name in names}
-    if Forms(read).checkpoint_graph() is not None:
+    if forms.checkpoint_graph is not None:
         formats[CHECKPOINT] = fit(CHECKPOINT)
     return Fits(devices=fit_devices(inventory), formats=formats)
 
 
 def _chain(read: ReadModel, name: str) -> Chain:
     forms = Forms(read)
-    graph = forms.checkpoint_graph() if name == CHECKPOINT else forms.graph(name)
+    graph = forms.checkpoint_graph if name == CHECKPOINT else forms.graph(name)
     assert graph is not None, "asked for only where the checkpoint is known"
     return chain_from_graph(graph, scratch_bytes=read.scratch_bytes)

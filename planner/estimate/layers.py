@@ -23,7 +23,7 @@ class Layers:
     def __init__(self, graph: ModelGraph) -> None:
         self._undivided = frozenset(graph.declared_no_split)
         fqns = [tensor.fqn for block in graph.blocks for tensor in block.tensors]
-        split = {ancestor for fqn in fqns for ancestor in _ancestors(_module_of(fqn))}
+        split = {ancestor for fqn in fqns for ancestor in _ancestors(module_of(fqn))}
         self._names = frozenset(self._layer_of_own(fqn, split) for fqn in fqns)
 
     def largest(self, blocks: Iterable[GraphBlock]) -> tuple[Fqn | None, int]:
@@ -43,7 +43,7 @@ class Layers:
         return name, sizes[name]
 
     def _layer_of_own(self, fqn: Fqn, split: set[Fqn]) -> Fqn:
-        module = _module_of(fqn)
+        module = module_of(fqn)
         # A module with tensors in modules below it is no layer; what it holds itself counts one by one.
         return self._undivided_around(module) or (fqn if not module or module in split else module)
 
@@ -65,7 +65,8 @@ def total_bytes(graph: ModelGraph) -> int:
     return sum(block.num_bytes for block in graph.blocks)
 
 
-def _module_of(fqn: Fqn) -> Fqn:
+def module_of(fqn: Fqn) -> Fqn:
+    """Return the module that holds a tensor; empty: the root."""
     return fqn.rpartition(".")[0]
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bayplan.planner.estimate.layers import module_of
 from bayplan.planner.estimate.options import LoraOptions
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import UsageError, first_names
 from bayplan.schemas.graph import ModelGraph, TensorRecord, TensorRole
 from bayplan.schemas.types import Fqn
 
@@ -29,7 +30,7 @@ def adapter_shapes(graph: ModelGraph, lora: LoraOptions) -> tuple[tuple[int, int
     Raises:
         UsageError: A target names no linear layer, or there is none.
     """
-    linear = {_module_of(tensor.fqn): tensor for tensor in _linear_weights(graph)}
+    linear = {module_of(tensor.fqn): tensor for tensor in _linear_weights(graph)}
     chosen = _named(linear, lora.targets) if lora.targets else _all_but_heads(linear, graph)
     if not chosen:
         raise UsageError(
@@ -62,12 +63,11 @@ def _named(linear: dict[Fqn, TensorRecord], targets: tuple[str, ...]) -> list[Te
     for target in targets:
         if not any(_matches(module, target) for module in linear):
             ends = sorted({module.rpartition(".")[2] for module in linear})
-            shown = ", ".join(ends[:_MAX_SHOWN]) + (", ..." if len(ends) > _MAX_SHOWN else "")
             raise UsageError(
                 "the target names no linear layer",
                 where="--lora",
                 got=repr(target),
-                needed=f"one of {shown}" if ends else "a model with linear layers",
+                needed=f"one of {first_names(ends, _MAX_SHOWN)}" if ends else "a model with linear layers",
             )
     return [
         tensor for module, tensor in linear.items() if any(_matches(module, target) for target in targets)
@@ -76,7 +76,3 @@ def _named(linear: dict[Fqn, TensorRecord], targets: tuple[str, ...]) -> list[Te
 
 def _matches(module: Fqn, target: str) -> bool:
     return module == target or module.endswith(f".{target}")
-
-
-def _module_of(fqn: Fqn) -> Fqn:
-    return fqn.rpartition(".")[0]

@@ -16,8 +16,8 @@ from bayplan.schemas.types import FloatFormat
 
 FLOATS: tuple[FloatFormat, ...] = ("fp32", "bf16", "fp16")
 """Formats that are a data type in which the model computes."""
-QUANTIZED = {"fp8": "fp8", "int8-bnb": "int8", "nf4": "nf4", "fp4": "fp4", "mxfp4": "mxfp4"}
-"""Formats with scales and unquantized parts, and what `plan --format` calls them."""
+QUANTIZED = ("fp8", "int8-bnb", "nf4", "fp4", "mxfp4")
+"""Formats with scales and unquantized parts."""
 DIVISORS = {"int8": 4, "int4": 8}
 """Formats that are the fp32 figures divided: the table that accelerate documents."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bayplan.planner.estimate.layers import Layers, total_bytes
-from bayplan.planner.estimate.options import DIVISORS, QUANTIZED
+from bayplan.planner.estimate.options import DIVISORS
 from bayplan.planner.stored_form import in_format
 from bayplan.schemas.estimate import Counted, FormatEstimate
 from bayplan.schemas.graph import ModelGraph
@@ -38,10 +38,11 @@ class Forms:
         return Layers(self._read.graph)
 
     def _graph(self, name: str) -> ModelGraph:
-        return in_format(self._read.graph, QUANTIZED.get(name, name))
+        return in_format(self._read.graph, name)
 
+    @cached_property
     def checkpoint_graph(self) -> ModelGraph | None:
-        """Return the graph with the checkpoint's own tensors; None where nothing is known of them."""
+        """The graph with the checkpoint's own tensors; None where nothing is known of them."""
         read = self._read
         if read.stored is not None:
             stored = read.stored
@@ -72,7 +73,7 @@ class Forms:
 
     def checkpoint_row(self) -> FormatEstimate | None:
         """Return the figures of the checkpoint as it is."""
-        graph = self.checkpoint_graph()
+        graph = self.checkpoint_graph
         counted = Counted.TENSORS if self._read.stored is None else Counted.HEADERS
         return None if graph is None else self._counted(graph, counted, None)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import UsageError, first_names
 from bayplan.schemas.types import OWN_SUFFIX, Fqn
 
 if TYPE_CHECKING:
@@ -131,13 +131,11 @@ def _check_declared(model: nn.Module, declared: frozenset[str]) -> None:
     present = {type(module).__name__ for module in model.modules() if module is not model}
     unknown = sorted(declared - present)
     if unknown:
-        names = sorted(present)
-        shown = ", ".join(names[:_MAX_CLASSES_SHOWN])
         raise UsageError(
             "no module of the model has this class",
             where="--no-split",
             got=", ".join(unknown),
-            needed=f"one of {shown}{', ...' if len(names) > _MAX_CLASSES_SHOWN else ''}",
+            needed=f"one of {first_names(sorted(present), _MAX_CLASSES_SHOWN)}",
             hint="class names are case-sensitive and the model's own class cannot be kept whole",
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from bayplan.planner.model.forwards import ForwardFigures, Observation, observe
 from bayplan.planner.model.workload import max_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -173,7 +173,7 @@ class _Curve:
 
     def __init__(self, lengths: Sequence[int], context: int) -> None:
         self._weights = tuple(
-            _product(Fraction(context - other, length - other) for other in lengths if other != length)
+            prod(Fraction(context - other, length - other) for other in lengths if other != length)
             for length in lengths
         )
 
@@ -209,10 +209,3 @@ class _Curve:
             (weight * value for weight, value in zip(self._weights, values, strict=True)), Fraction()
         )
         return max(0, ceil(on_curve))
-
-
-def _product(factors: Iterator[Fraction]) -> Fraction:
-    product = Fraction(1)
-    for factor in factors:
-        product *= factor
-    return product

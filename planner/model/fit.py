@@ -15,7 +15,7 @@ from bayplan.planner.model.facts import Obstacle
 from bayplan.planner.model.source import ModelSource
 from bayplan.planner.model.stored_tensors import StoredTensors, stored_tensors
 from bayplan.planner.stored_form import FLOATS
-from bayplan.schemas.errors import BayplanError
+from bayplan.schemas.errors import BayplanError, first_names
 from bayplan.schemas.graph import ModelGraph
 from bayplan.schemas.plan import CAST_SCRATCH_BYTES, GAP_SCRATCH_BYTES
 from bayplan.schemas.safetensors_entries import TensorEntry
@@ -117,11 +117,10 @@ def _fit_packed(
 
 def _check_missing(source: ModelSource, module: torch.nn.Module, missing: tuple[str, ...]) -> None:
     if missing:
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         raise BayplanError(
             "the checkpoint lacks parameters of the model",
             where=source.label,
-            got=f"no tensor for {len(missing)} of them: {shown}",
+            got=f"no tensor for {len(missing)} of them: {first_names(missing, _SHOWN)}",
             needed=f"every parameter of {type(module).__name__}",
             hint="another --class may fit, or a file is missing; what the class would compute itself,"
             " such as sinusoidal positions, must be in the checkpoint for this version",

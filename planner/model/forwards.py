@@ -23,7 +23,6 @@ from bayplan.planner.model.inputs import Attempt, is_encoder_decoder, make_input
 from bayplan.planner.model.modalities import accepts
 from bayplan.planner.model.watch import watched
 from bayplan.planner.model.workload import max_context
-from bayplan.skeleton.config_file import FOREIGN_FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
     from bayplan.planner.model.blocks import BlockSpec
     from bayplan.schemas.plan import Workload
-
-# What the code of a model raises when it meets a tensor without values, or inputs that it was not made for.
-MODEL_ERRORS = FOREIGN_FAULTS
 
 
 @dataclasses.dataclass(kw_only=True)

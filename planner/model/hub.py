@@ -22,6 +22,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from bayplan.planner.model.hub_faults import CLIENT_FAULTS, HubError, HubFault, hub_error
 from bayplan.planner.model.weights import PIPELINE_NAME, FoundWeights, find_weights
+from bayplan.schemas.checkpoint import CONFIG_NAME
 from bayplan.schemas.checkpoint_index import CheckpointError, CheckpointRule, ShardIndex
 from bayplan.schemas.hub_id import HubId
 from bayplan.schemas.safetensors_header import PREFIX_BYTES, RawHeader, header_length
@@ -37,7 +38,6 @@ _REST_BYTES = 1024
 """Of a header besides its tensors: metadata and padding."""
 _TIMEOUT_SECONDS = 30
 _MAX_CONNECTIONS = 8
-_CONFIG_NAME = "config.json"
 _GENERATION_CONFIG_NAME = "generation_config.json"
 
 
@@ -127,9 +127,9 @@ class _Reader:
     ) -> HubModel:
         config_path = None
         for name in self._names:
-            if name in (_CONFIG_NAME, _GENERATION_CONFIG_NAME) or (with_code and name.endswith(".py")):
+            if name in (CONFIG_NAME, _GENERATION_CONFIG_NAME) or (with_code and name.endswith(".py")):
                 path = self._download(name)
-                config_path = path if name == _CONFIG_NAME else config_path
+                config_path = path if name == CONFIG_NAME else config_path
         weights = find_weights(
             self._names,
             variant,
@@ -160,7 +160,7 @@ class _Reader:
         """Return the folders of a pipeline's models; none where it is no pipeline."""
         if PIPELINE_NAME not in self._names:
             return ()
-        parts = (name.removesuffix(f"/{_CONFIG_NAME}") for name in self._num_bytes)
+        parts = (name.removesuffix(f"/{CONFIG_NAME}") for name in self._num_bytes)
         return tuple(sorted(part for part in parts if "/" not in part and part not in self._names))
 
     def _download(self, name: str) -> Path:

@@ -15,6 +15,7 @@ from bayplan.planner.model.modalities import (
     Layout,
     accepts,
     image_shape,
+    input_dtype,
     layout_inputs,
     layouts,
     modalities,
@@ -120,8 +121,7 @@ def _input(name: str, config: PreTrainedConfig, batch: int, num_positions: int) 
     shape = _SHAPES[name](config, num_positions)
     if shape is None:
         raise UnknownInputsError(f"its config does not tell the shape of its input {name}")
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    return torch.empty((batch, *shape), dtype=dtype, device="meta")
+    return torch.empty((batch, *shape), dtype=input_dtype(config), device="meta")
 
 
 def _ids(config: PreTrainedConfig, batch: int, num_positions: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bayplan.schemas.errors import first_names
 from bayplan.skeleton.checkpoint_names import unlisted_parameters
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def listing_warnings(listing: ShardIndex, module: nn.Module) -> tuple[str, ...]:
     missing = unlisted_parameters(module, listing.weight_map)
     if not missing:
         return ()
-    shown = ", ".join(missing[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
+    shown = first_names(missing, _SHOWN_NAMES)
     return (
         f"{listing.file} lists no tensor for {len(missing)} parameters of {type(module).__name__}: {shown}",
     )

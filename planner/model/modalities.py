@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ _DEFAULT_NUM_FRAMES = 1000
 _DEFAULT_NUM_SAMPLES = 16_000
 _NUM_VIDEO_FRAMES = 2
 
+_Default = TypeVar("_Default", int, None)
 # Says for each position of a forward what it may look at, after the first one too.
 _EACH_TIME = ("image_attention_mask",)
 
@@ -101,8 +102,7 @@ def modalities(model: PreTrainedModel) -> tuple[Modality, ...]:
 
 def token_id(config: PreTrainedConfig, modality: Modality) -> int | None:
     """Return the id that stands for a position of the modality; None: there are no such positions."""
-    found = (getattr(config, field, None) for field in modality.token_fields)
-    return next((value for value in found if isinstance(value, int)), None)
+    return _int_of(config, modality.token_fields, None)
 
 
 def layouts(model: PreTrainedModel, modality: Modality, batch: int) -> Iterator[Layout]:
@@ -143,14 +143,7 @@ def _grid_layouts(config: PreTrainedConfig, modality: Modality, batch: int) -> I
     patch = _first_int(getattr(vision, "patch_size", 14))
     merge = _first_int(getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_kernel_size", 2))
     temporal = int(getattr(vision, "temporal_patch_size", 1))
-    channels = next(
-        (
-            value
-            for field in ("in_channels", "in_chans", "num_channels")
-            if isinstance(value := getattr(vision, field, None), int)
-        ),
-        3,
-    )
+    channels = _int_of(vision, ("in_channels", "in_chans", "num_channels"), 3)
     num_rows = max(1, _grid_pixels(vision, patch) // (patch * merge)) * merge
     grid = (1, num_rows, num_rows)
     num_patches = batch * math.prod(grid)
@@ -195,10 +188,9 @@ def layout_inputs(
         is_first: Whether the sequences begin here.
     """
     modality = layout.modality
-    dtype = model.config.dtype if isinstance(model.config.dtype, torch.dtype) else torch.float32
     inputs: dict[str, torch.Tensor] = {}
     if is_first:
-        inputs[modality.argument] = torch.empty(layout.shape, dtype=dtype, device="meta")
+        inputs[modality.argument] = torch.empty(layout.shape, dtype=input_dtype(model.config), device="meta")
     types = torch.zeros((batch, num_tokens), dtype=torch.int64)
     types[:, num_tokens - num_placeholders :] = modality.type_id
     size = layout.shape[-2:]
@@ -252,14 +244,8 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, ...] | None:
 def _spectrogram_shape(config: PreTrainedConfig) -> tuple[int, int]:
     """Return `[mel bins, frames]` where an encoder halves the frames, as Whisper's; else `[frames, bins]`."""
     audio = part_of(config, "audio_config" if hasattr(config, "audio_config") else "encoder_config")
-    num_bins = next(
-        (
-            value
-            for field in ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "input_dim")
-            if isinstance(value := getattr(audio, field, None), int)
-        ),
-        128,
-    )
+    fields = ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "input_dim")
+    num_bins = _int_of(audio, fields, 128)
     num_positions = getattr(audio, "max_source_positions", None)
     if isinstance(num_positions, int):
         return (num_bins, 2 * num_positions)
@@ -270,6 +256,17 @@ def part_of(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
     """Return the sub-config of one modality, or the config itself where it is of that modality."""
     part = getattr(config, name, None)
     return config if part is None else part
+
+
+def input_dtype(config: PreTrainedConfig) -> torch.dtype:
+    """Return the data type of images and sound for a model of this config."""
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+
+
+def _int_of(config: PreTrainedConfig, fields: tuple[str, ...], default: _Default) -> int | _Default:
+    """Return the first of the fields that is a whole number."""
+    found = (getattr(config, field, None) for field in fields)
+    return next((value for value in found if isinstance(value, int)), default)
 
 
 def _first_int(value: object) -> int:

@@ -26,7 +26,7 @@ from bayplan.planner.model.workload import make_workload
 from bayplan.planner.name_rules import folded_names
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.stored_form import FLOATS, parse_format
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import UsageError, first_names
 from bayplan.schemas.graph import ModelGraph
 from bayplan.schemas.plan import Checkpoint, Model
 from bayplan.schemas.progress import Progress
@@ -56,6 +56,11 @@ class _Built(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     in_bf16: torch.nn.Module | None = None
     """The same once more: in an fp32 model, what is in fp32 whatever the rest is in looks like the rest."""
+
+    @property
+    def quantization(self) -> str | None:
+        """How the config says that the weights are quantized."""
+        return None if self.config is None else quantization_method(self.config)
 
 
 def read_model(name: str, options: PlanOptions, progress: Progress | None = None) -> ReadModel:
@@ -101,7 +106,7 @@ def read_source(source: ModelSource, options: PlanOptions) -> ReadModel:
         unquantized=unquantized_weights(built.module),
     )
     scheme, obstacle = _scheme(source, built)
-    is_quantized = built.config is not None and quantization_method(built.config) is not None
+    is_quantized = built.quantization is not None
     fit = fit_checkpoint(
         source, built.module, graph, is_quantized=is_quantized, is_scheme_known=obstacle is None
     )
@@ -256,7 +261,7 @@ def _identity(
         attn_implementation=_implementation(built.module, "_attn_implementation"),
         experts_implementation=_implementation(built.module, "_experts_implementation"),
         dtype=built.dtype,
-        quantization=None if built.config is None else quantization_method(built.config),
+        quantization=built.quantization,
         tree_digest=graph.tree_digest,
         num_params=graph.num_params,
         generates=graph.generates,
@@ -278,5 +283,5 @@ def _uncalled_warnings(graph: ModelGraph) -> tuple[str, ...]:
     ids = [block.id for block in graph.blocks if block.resident_reason is Reason.NOT_CALLED]
     if not ids:
         return ()
-    shown = ", ".join(ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")
+    shown = first_names(ids, _SHOWN)
     return (f"work and activations of blocks that no traced forward called are not counted: {shown}",)

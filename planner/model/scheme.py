@@ -5,7 +5,6 @@ Reader: asks the live module for its renamings. What the config's words mean is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bayplan.schemas.quantization_config import read_scheme
 from bayplan.schemas.quantization_values import method_of
 from bayplan.skeleton import transformers_adapter
+from bayplan.skeleton.config import quantization_values
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,7 @@ def model_scheme(config: PretrainedConfig, module: nn.Module, *, dtype: str, whe
     Raises:
         QuantizationError: As `read_scheme`.
     """
-    whole, text = (_values(part) for part in (config, config.get_text_config(decoder=True)))
+    whole, text = (quantization_values(part) for part in (config, config.get_text_config(decoder=True)))
     values = whole or text
     if values is None:
         return None
@@ -43,14 +43,6 @@ def model_scheme(config: PretrainedConfig, module: nn.Module, *, dtype: str, whe
     skipped = transformers_adapter.own_skips(module, method_of(values), scheme.not_converted)
     inside = "" if whole else _text_model(module)
     return msgspec.structs.replace(scheme, not_converted=skipped, inside=inside)
-
-
-def _values(config: PretrainedConfig) -> Mapping[str, object] | None:
-    found = getattr(config, "quantization_config", None)
-    if not found:
-        return None
-    values = found if isinstance(found, dict) else found.to_dict()
-    return {str(key): value for key, value in values.items()}
 
 
 def _text_model(module: PreTrainedModel) -> str:

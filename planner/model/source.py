@@ -22,7 +22,7 @@ from bayplan.planner.model.shard_headers import no_headers, read_hub_headers, re
 from bayplan.planner.model.weights import PIPELINE_NAME, FoundWeights, find_weights
 from bayplan.schemas.checkpoint import CONFIG_NAME, open_folder
 from bayplan.schemas.checkpoint_index import ShardIndex
-from bayplan.schemas.errors import BayplanError, UsageError
+from bayplan.schemas.errors import BayplanError, UsageError, first_names
 from bayplan.schemas.hub_id import HubId, parse_hub_id
 from bayplan.schemas.plan import Shard
 from bayplan.schemas.safetensors_header import SafetensorsHeader
@@ -304,12 +304,12 @@ def _local_parts(folder: Path) -> tuple[str, ...]:
 
 
 def _pipeline(place: str, parts: tuple[str, ...]) -> SourceError:
-    shown = ", ".join(f"{place.rstrip('/')}/{part}" for part in parts[:_SHOWN_PARTS])
+    models = [f"{place.rstrip('/')}/{part}" for part in parts]
     return SourceError(
         "a pipeline of several models",
         where=place,
         got=PIPELINE_NAME,
-        needed=f"one of its models: {shown}" + (", ..." if len(parts) > _SHOWN_PARTS else ""),
+        needed=f"one of its models: {first_names(models, _SHOWN_PARTS)}",
         hint="each model of a pipeline has a plan of its own",
     )
 

@@ -6,6 +6,7 @@ of no use to the model. Works on headers; knows no module tree.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -102,10 +103,7 @@ def _stored(record: TensorRecord, found: list[TensorEntry], whole: frozenset[str
 def _num_values(record: TensorRecord) -> int:
     if record.num_values is not None:
         return record.num_values
-    count = 1
-    for size in record.shape:
-        count *= size
-    return count
+    return math.prod(record.shape)
 
 
 def _largest(entries: list[TensorEntry]) -> TensorEntry:

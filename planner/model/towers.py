@@ -10,9 +10,10 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from bayplan.planner.model.activity import EventKind, SeenEnoughError
-from bayplan.planner.model.forwards import MODEL_ERRORS, ForwardFigures, Runs, TowerForward
+from bayplan.planner.model.forwards import ForwardFigures, Runs, TowerForward
 from bayplan.planner.model.modalities import Layout, layouts, modalities
 from bayplan.planner.model.watch import watched
+from bayplan.skeleton.config_file import FOREIGN_FAULTS
 
 # Some models add what their tower has made to the stream behind their first layers too.
 _NUM_CALLS_BEHIND = 6
@@ -85,7 +86,7 @@ def _observe_layout(
             except SeenEnoughError:
                 figures = runs.figures()
                 is_whole = True
-            except MODEL_ERRORS:
+            except FOREIGN_FAULTS:
                 figures = runs.figures()
                 is_whole = False
             if not _finished(figures, known):

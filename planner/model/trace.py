@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +18,6 @@ from bayplan.planner.model.block_tensors import BlockTensors
 from bayplan.planner.model.blocks import BlockSpec, declared_no_split, partition
 from bayplan.planner.model.extrapolate import observe_any_length
 from bayplan.planner.model.forwards import (
-    MODEL_ERRORS,
     ForwardFigures,
     Observation,
     TowerForward,
@@ -32,6 +30,7 @@ from bayplan.planner.model.untraced import guess_figures
 from bayplan.planner.model.workload import max_context
 from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, Work
 from bayplan.schemas.types import Reason
+from bayplan.skeleton.config_file import FOREIGN_FAULTS
 from bayplan.skeleton.tree import tree_digest
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from bayplan.planner.model.library_inputs import LibraryInputs
     from bayplan.schemas.plan import Workload
 
 _MAX_NOTE_CHARS = 160
@@ -46,12 +46,8 @@ _MAX_NOTE_CHARS = 160
 _MACHINE_BOUND = re.compile(r"0x[0-9a-fA-F]+|(?<![\w.])/[\w.-]+(?:/[\w.-]+)+")
 
 
-MakeInputs = Callable[[int], Mapping[str, object]]
-"""From a batch size to the keyword arguments of a forward; under an empty key a tuple of positional ones."""
-
-
 def trace_model(
-    model: nn.Module, workload: Workload, *, no_split: Iterable[str] = (), inputs: MakeInputs | None = None
+    model: nn.Module, workload: Workload, *, no_split: Iterable[str] = (), inputs: LibraryInputs | None = None
 ) -> ModelGraph:
     """Return the graph of a model, from forwards on meta tensors where they can be run.
 
@@ -91,9 +87,11 @@ def trace_model(
         edges: tuple[Edge, ...] = ()
         base = guess.base_activation_bytes
     else:
-        graph_blocks = tuple(_observed_block(index, blocks, listed, tensors, observation) for index in order)
-        edges = _edges(order, blocks, observation)
         base = _base_bytes(observation)
+        graph_blocks = tuple(
+            _observed_block(index, blocks, listed, tensors, observation, base) for index in order
+        )
+        edges = _edges(order, blocks, observation)
     return ModelGraph(
         class_name=type(model).__name__,
         blocks=graph_blocks,
@@ -111,7 +109,7 @@ def trace_model(
 
 
 def _observe_any(
-    model: nn.Module, blocks: Sequence[BlockSpec], workload: Workload, inputs: MakeInputs | None
+    model: nn.Module, blocks: Sequence[BlockSpec], workload: Workload, inputs: LibraryInputs | None
 ) -> tuple[Observation | None, str]:
     """Return what the first way to call the model shows, or None and why the very first did not."""
     if not isinstance(model, PreTrainedModel):
@@ -119,7 +117,7 @@ def _observe_any(
             return None, "the inputs of a module that is no transformers model are not known"
         try:
             return observe_module(model, blocks, inputs(workload.batch)), ""
-        except MODEL_ERRORS as error:
+        except FOREIGN_FAULTS as error:
             return None, _one_line(error)
     note = ""
     for attempt in attempts(model, workload.batch):
@@ -127,7 +125,7 @@ def _observe_any(
             observation = observe_any_length(model, blocks, workload, attempt)
         except TraceTooLongError as error:
             return None, str(error)  # No other inputs make it shorter.
-        except MODEL_ERRORS as error:
+        except FOREIGN_FAULTS as error:
             note = note or _one_line(error)
             continue
         called = {index for figures in _all_figures(observation) for index in figures.num_calls}
@@ -221,14 +219,14 @@ def _observed_block(
     listed: dict[int, tuple[TensorRecord, ...]],
     tensors: BlockTensors,
     observation: Observation,
+    base_bytes: int,
 ) -> GraphBlock:
-    base = _base_bytes(observation)
-    prefill = _prefill_work(index, observation, base)
+    prefill = _prefill_work(index, observation, base_bytes)
     return _graph_block(
         blocks[index],
         listed[index],
         prefill,
-        prefill if observation.decode is None else _work(index, observation.decode, base),
+        prefill if observation.decode is None else _work(index, observation.decode, base_bytes),
         kv_bytes=_kv_bytes(index, observation),
         resident_reason=_observed_reason(index, blocks, tensors, observation),
         num_calls=max(figures.num_calls.get(index, 0) for figures in _all_figures(observation)),

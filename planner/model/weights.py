@@ -12,6 +12,7 @@ import msgspec
 
 from bayplan.schemas.checkpoint_files import choose_file
 from bayplan.schemas.checkpoint_index import ShardIndex, read_index
+from bayplan.schemas.errors import first_and_more
 from bayplan.schemas.strict_json import quote
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ class FoundWeights(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a plan made from this should be told with."""
         if not self.unread:
             return ()
-        more = len(self.unread) - _SHOWN_NAMES
-        names = ", ".join(map(quote, self.unread[:_SHOWN_NAMES])) + (f" and {more} more" if more > 0 else "")
+        names = first_and_more(list(map(quote, self.unread)), _SHOWN_NAMES)
         return (f"{where}: planned from the config alone: only safetensors is read, and there is {names}",)
 
 

@@ -10,6 +10,8 @@ from bayplan.schemas.errors import (
     PlanRefused,
     RefusalKind,
     UsageError,
+    first_and_more,
+    first_names,
 )
 
 
@@ -83,3 +85,16 @@ def test_exit_codes_are_the_contract() -> None:
         "REFUSED": 4,
         "USAGE": 64,
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "first", "counted"),
+    [
+        ([], "", ""),
+        (["a"], "a", "a"),
+        (["a", "b"], "a, b", "a, b"),
+        (["a", "b", "c", "d"], "a, b, ...", "a, b and 2 more"),
+    ],
+)
+def test_names_in_a_message(names: list[str], first: str, counted: str) -> None:
+    assert (first_names(names, 2), first_and_more(names, 2)) == (first, counted)

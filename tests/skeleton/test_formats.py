@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bayplan.schemas.dtypes import DTYPES, DtypeError
-from bayplan.skeleton.formats import short_dtype, tensor_num_bytes, torch_dtype
+from bayplan.schemas.dtypes import DTYPES, DtypeError, tensor_num_bytes
+from bayplan.skeleton.formats import short_dtype, torch_dtype
 
 TORCH_DTYPES = [dtype.name for dtype in DTYPES if hasattr(torch, dtype.torch_name or "none")]
 

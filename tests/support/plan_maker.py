@@ -11,6 +11,7 @@ from torch import nn
 
 from bayplan.schemas.checkpoint import open_folder
 from bayplan.schemas.codec import sealed
+from bayplan.schemas.dtypes import tensor_num_bytes
 from bayplan.schemas.hardware import Device, Disk, Inventory, Node
 from bayplan.schemas.plan import (
     CAST_SCRATCH_BYTES,
@@ -47,7 +48,7 @@ from bayplan.schemas.types import (
 from bayplan.skeleton.build import build_model
 from bayplan.skeleton.checkpoint_names import match_names
 from bayplan.skeleton.config import choose_class, load_config
-from bayplan.skeleton.formats import short_dtype, tensor_num_bytes, torch_dtype
+from bayplan.skeleton.formats import short_dtype, torch_dtype
 from bayplan.skeleton.tree import named_tensors, tie_groups, tree_digest
 
 CPU = "node0/cpu"

@@ -122,8 +122,13 @@ GENERATORS = (
 def build(name: str, *, on_meta: bool = True, **changes: object) -> PreTrainedModel:
     """Return a model of `ARCHITECTURES` in eval mode, fp32, with some config values changed."""
     class_name, values = ARCHITECTURES[name]
+    return build_class(class_name, {**values, **changes}, on_meta=on_meta)
+
+
+def build_class(class_name: str, values: dict[str, object], *, on_meta: bool) -> PreTrainedModel:
+    """Return a model of a class of transformers, in eval mode and fp32, from the values of its config."""
     model_class = getattr(transformers, class_name)
-    config = model_class.config_class(**{**values, **changes})
+    config = model_class.config_class(**values)
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import torch
-import transformers
-from tiny_models import TEXT, VISION
+from tiny_models import TEXT, VISION, build_class
 from transformers import PreTrainedModel
 
 _AUDIO = {
@@ -178,15 +174,4 @@ TOWERS: dict[str, tuple[str, dict[str, object]]] = {
 def build_tower(name: str, *, on_meta: bool = True) -> PreTrainedModel:
     """Return a model of `TOWERS` in eval mode and fp32."""
     class_name, values = TOWERS[name]
-    model_class = getattr(transformers, class_name)
-    config = model_class.config_class(**values)
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with torch.device("meta") if on_meta else contextlib.nullcontext(), torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
-            model = model_class._from_config(config)
-    finally:
-        transformers.logging.set_verbosity(level)
-    assert isinstance(model, PreTrainedModel)
-    return model.eval()
+    return build_class(class_name, values, on_meta=on_meta)

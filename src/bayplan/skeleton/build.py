@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bayplan.schemas.errors import UsageError
+from bayplan.schemas.errors import UsageError, first_and_more
 from bayplan.schemas.sizes import format_size
 from bayplan.schemas.strict_json import quote
 from bayplan.schemas.types import MAX_INTEGER
@@ -142,7 +142,7 @@ def build_factory(spec: str) -> nn.Module:
         raise ModelError(
             "the factory's module has parameters without a shape",
             where=spec,
-            got=_shown(lazy),
+            got=first_and_more(lazy, _SHOWN_NAMES),
             needed="a module whose shapes are known",
             hint="replace Lazy modules by ones with sizes",
         )
@@ -151,7 +151,7 @@ def build_factory(spec: str) -> nn.Module:
         raise ModelError(
             "the factory's module holds real weights",
             where=spec,
-            got=_shown(real),
+            got=first_and_more(real, _SHOWN_NAMES),
             needed="parameters made in the call, in its own thread",
             hint="let the factory build a new module; weights come from --checkpoint",
         )
@@ -160,7 +160,7 @@ def build_factory(spec: str) -> nn.Module:
         raise ModelError(
             "the factory's module holds tensors that are not dense",
             where=spec,
-            got=_shown(sparse),
+            got=first_and_more(sparse, _SHOWN_NAMES),
             needed="tensors that a checkpoint can hold",
         )
     return module
@@ -229,8 +229,3 @@ def _check_loads_nothing(module: nn.Module, spec: str) -> None:
             needed="a module as its class makes it",
             hint="build it from its config alone; weights come from --checkpoint",
         )
-
-
-def _shown(fqns: list[str]) -> str:
-    more = len(fqns) - _SHOWN_NAMES
-    return ", ".join(fqns[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

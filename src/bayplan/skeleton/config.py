@@ -211,12 +211,17 @@ def quantization_method(config: PretrainedConfig) -> str | None:
 
     `build.build_model` builds the plain layers all the same; whoever reads such a checkpoint must look here.
     """
-    found = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(decoder=True), "quantization_config", None
-    )
+    values = quantization_values(config) or quantization_values(config.get_text_config(decoder=True))
+    return None if values is None else method_of(values)
+
+
+def quantization_values(config: PretrainedConfig) -> dict[str, object] | None:
+    """Return the `quantization_config` of a config, or of one part of it; None: it has none."""
+    found = getattr(config, "quantization_config", None)
     if not found:
         return None
-    return method_of(found if isinstance(found, dict) else found.to_dict())
+    values = found if isinstance(found, dict) else found.to_dict()
+    return {str(key): value for key, value in values.items()}
 
 
 def choose_dtype(config: PretrainedConfig, first_shard: Mapping[str, str] | None = None) -> torch.dtype:

@@ -71,30 +71,7 @@ _CONSTANT_LIKE = frozenset(
         torch.Tensor.new_zeros,
     }
 )
-# New tensors whose values carry meaning: always real, whatever their size.
-_VALUED = frozenset(
-    {
-        torch.arange,
-        torch.as_tensor,
-        torch.asarray,
-        torch.bartlett_window,
-        torch.blackman_window,
-        torch.fft.fftfreq,
-        torch.fft.rfftfreq,
-        torch.hamming_window,
-        torch.hann_window,
-        torch.kaiser_window,
-        torch.linspace,
-        torch.logspace,
-        torch.range,
-        torch.scalar_tensor,
-        torch.tensor,
-        torch.tril_indices,
-        torch.triu_indices,
-        torch.Tensor.new_tensor,
-    }
-)
-# Of those, the ones whose size a number decides, and not what is already in memory.
+# New tensors whose values carry meaning, and whose size a number decides, not what is already in memory.
 _SIZED_BY_NUMBER = frozenset(
     {
         torch.arange,
@@ -108,6 +85,18 @@ _SIZED_BY_NUMBER = frozenset(
         torch.linspace,
         torch.logspace,
         torch.range,
+    }
+)
+# All new tensors whose values carry meaning: always real, whatever their size.
+_VALUED = _SIZED_BY_NUMBER | frozenset(
+    {
+        torch.as_tensor,
+        torch.asarray,
+        torch.scalar_tensor,
+        torch.tensor,
+        torch.tril_indices,
+        torch.triu_indices,
+        torch.Tensor.new_tensor,
     }
 )
 _TO_ONE_DEVICE = frozenset({torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.xpu})

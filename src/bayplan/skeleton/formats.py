@@ -1,12 +1,11 @@
-"""Bytes that a tensor takes in a format, and torch's dtypes under their short names.
+"""torch's dtypes under the short names of `bayplan.schemas.dtypes`, and back.
 
-Owns the formulas by which planner and executor both count; so far those of the plain dtypes. A quantized
-format adds its own function of shape here. Knows nothing of modules or plans.
+What they take in bytes is told there, and in `bayplan.schemas.format_bytes`, where no torch is needed. Knows
+nothing of modules or plans.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from bayplan.schemas.dtypes import DTYPE_BY_SPELLING, DTYPES, DtypeError, parse_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 _TORCH_DTYPES = {
     dtype.name: found
@@ -23,24 +22,6 @@ _TORCH_DTYPES = {
     # float8_e8m0fnu and float4_e2m1fn_x2 came after torch 2.7, the oldest supported
     and isinstance(found := getattr(torch, dtype.torch_name, None), torch.dtype)
 }
-
-
-def tensor_num_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of a dense tensor.
-
-    Args:
-        shape: As torch counts it: the last dimension of `fp4` is in pairs.
-        dtype: Any spelling of `bayplan.schemas.dtypes`.
-
-    Returns:
-        Bytes of its elements, without alignment; the last byte of a packed dtype counts whole.
-
-    Raises:
-        DtypeError: `dtype` is unknown.
-    """
-    entry = parse_dtype(dtype)
-    num_values = math.prod(shape) * entry.values_per_torch_element
-    return (num_values * entry.num_bits + 7) // 8
 
 
 def short_dtype(dtype: torch.dtype) -> str:

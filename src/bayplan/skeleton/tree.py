@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from bayplan.schemas.dtypes import tensor_num_bytes
 from bayplan.schemas.graph import TensorRecord, TensorRole
-from bayplan.skeleton.formats import short_dtype, tensor_num_bytes
+from bayplan.skeleton.formats import short_dtype
 from bayplan.skeleton.roles import tensor_roles
 
 if TYPE_CHECKING:
