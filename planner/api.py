@@ -13,23 +13,33 @@ import msgspec
 
 from bayplan.planner.assemble import Inputs, assemble
 from bayplan.planner.check import check
-from bayplan.planner.formats import PlannedForm, planned_form
-from bayplan.planner.hardware.budget import device_budgets, parse_max_memory, resolve_device
+from bayplan.planner.device_map import MapReading, pins_of
+from bayplan.planner.format_choice import AUTO
+from bayplan.planner.formats import PlannedForms, mixed_rules
+from bayplan.planner.hardware.budget import device_budgets
+from bayplan.planner.model_chain import model_chain
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.solve.arrange import Arranger
-from bayplan.planner.solve.chain import Chain, chain_from_graph
+from bayplan.planner.present.map_notes import map_notes
+from bayplan.planner.previous import moved_note, placement_before, unchanged_or
+from bayplan.planner.ready import Ready, get_ready
+from bayplan.planner.relaxations import Asked, certified
 from bayplan.planner.solve.constraints import resolve
-from bayplan.planner.solve.infeasible import infeasible
-from bayplan.planner.solve.placement import Solver
+from bayplan.planner.solve.deadline import Deadline
+from bayplan.planner.solve.infeasible import NoPlacement, infeasible
+from bayplan.planner.solve.machine import Machine
+from bayplan.planner.solve.objectives import Problem as SolverProblem
+from bayplan.planner.solve.objectives import place_for
 from bayplan.planner.solve.predict import predict
-from bayplan.schemas.errors import UsageError
-from bayplan.schemas.features import NOT_YET_RUN, Feature
+from bayplan.planner.solve.stability import keep
+from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, UsageError
+from bayplan.schemas.features import may_split
+from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
 from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.progress import Progress, untold
-from bayplan.schemas.types import Backend, DeviceId, Objective, Residency
+from bayplan.schemas.types import DeviceId, Objective
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
@@ -44,6 +54,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: Plan
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """How the plan differs from an earlier one, or from a device map that it is compared with."""
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -52,6 +64,7 @@ class PlanKeywords(TypedDict, total=False):
     inventory: Inventory | None
     max_memory: tuple[str, ...]
     format: str | None
+    format_config: FormatConfig | None
     batch: int
     context: int | None
     encoder_context: int | None
@@ -60,6 +73,9 @@ class PlanKeywords(TypedDict, total=False):
     class_name: str | None
     no_split: tuple[str, ...]
     pins: tuple[str, ...]
+    device_map: dict[str, int | str] | None
+    free: bool
+    previous: Plan | None
     no_spill: bool
     hash_content: bool
     variant: str | None
@@ -67,6 +83,7 @@ class PlanKeywords(TypedDict, total=False):
     checkpoint: str | Path | None
     library: str | None
     use_cache: bool
+    time_limit_s: float | None
 
 
 def plan_model(model: str | Path, **options: Unpack[PlanKeywords]) -> Plan:
@@ -97,87 +114,98 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
         UsageError: An option is malformed.
         BayplanError: The model cannot be read.
     """
-    from bayplan.planner.hardware.probe import probe_inventory  # torch, only if this machine is asked
     from bayplan.planner.model.cached import cached_read_model
 
     tell = progress if progress is not None else untold
+
+    def read_model(own: PlanOptions) -> ReadModel:
+        return cached_read_model(model, own, progress)
+
     tell("plan", 0, _STEPS)
-    inventory = options.inventory or probe_inventory()
-    max_memory = parse_max_memory(options.max_memory, inventory)
-    pins = parse_pins(options.pins, inventory)
-    read = cached_read_model(model, options, progress)
-    if read.obstacle is not None:
-        raise read.obstacle.error()
+    ready = get_ready(options, read_model)
     tell("plan", 1, _STEPS)
-    left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
-    _check_unused(left_out, max_memory, pins)
-    max_memory = {**max_memory, **dict.fromkeys(left_out, 0)}
-    warnings = read.warnings
-    if left_out:
-        warnings = (*warnings, f"left unused, since this version does not run on it: {', '.join(left_out)}")
-    form = planned_form(read, options.format)
-    chain = chain_from_graph(form.graph, scratch_bytes=read.scratch_bytes)
-    plan = solve(chain, read, form, inventory, max_memory, pins, options)
+    try:
+        plan = solve_ready(ready)
+    except NoPlacement as error:
+        asked = Asked(
+            options=options,
+            read=ready.read,
+            request=ready.request,
+            max_memory=ready.max_memory,
+            left_out=ready.left_out,
+            pins=ready.pins,
+            reread=read_model,
+        )
+        raise certified(error, asked, progress) from None
+    notes: tuple[str, ...] = ()
+    if options.previous is not None:
+        notes = (moved_note(plan, options.previous),)
+    if ready.map is not None and options.free:
+        notes = (*notes, *map_notes(plan, ready.map.places, _like_map(ready, ready.map)))
     tell("plan", _STEPS, _STEPS)
-    return Planned(plan=plan, warnings=warnings)
+    return Planned(plan=plan, warnings=ready.warnings, notes=notes)
 
 
-def _check_unused(
-    left_out: tuple[DeviceId, ...], max_memory: dict[DeviceId, int], pins: tuple[Pin, ...]
-) -> None:
-    """Say at once that a device which the user asks for cannot be used.
+def solve_ready(ready: Ready, more_pins: tuple[Pin, ...] = ()) -> Plan:
+    """Return the checked plan for what is ready.
 
-    Raises:
-        UsageError: A budget or a pin names a device of this machine that this version does not run on.
-    """
-    named = {device for device, budget in max_memory.items() if budget} | {pin.device for pin in pins}
-    for device in left_out:
-        if device in named:
-            raise UsageError(
-                f"this version does not run on {device}",
-                where="--max-memory or --pin",
-                hint="plan for a declared inventory with -i to see what it would do",
-            )
-
-
-def solve(
-    chain: Chain,
-    read: ReadModel,
-    form: PlannedForm,
-    inventory: Inventory,
-    max_memory: dict[DeviceId, int],
-    pins: tuple[Pin, ...],
-    options: PlanOptions,
-) -> Plan:
-    """Return the checked plan that places `chain` on `inventory`.
+    Args:
+        ready: What it is made of.
+        more_pins: Demands besides, which those of the user come after.
 
     Raises:
         Infeasible: No placement satisfies the budgets.
         UsageError: A pin matches nothing or contradicts the model.
     """
-    objective = options.objective or (Objective.DECODE if read.graph.generates else Objective.PREFILL)
-    if objective is Objective.DECODE and not read.graph.generates:
-        raise UsageError(
-            "the model does not generate",
-            where="--objective",
-            got="decode",
-            needed="prefill",
-            hint=f"{read.graph.class_name} has no generation step",
-        )
+    pins = (*more_pins, *ready.pins)
+    return solve(ready.read, ready.forms, ready.inventory, ready.max_memory, pins, ready.options)
+
+
+def _like_map(ready: Ready, reading: MapReading) -> Plan | BayplanError:
+    """Return the best plan that is like a map, or why there is none."""
+    try:
+        return solve_ready(ready, pins_of(reading))
+    except (Infeasible, PlanFormatError, UsageError) as error:
+        return error
+
+
+def solve(
+    read: ReadModel,
+    forms: PlannedForms,
+    inventory: Inventory,
+    max_memory: dict[DeviceId, int],
+    pins: tuple[Pin, ...],
+    options: PlanOptions,
+) -> Plan:
+    """Return the checked plan that places a model on `inventory`.
+
+    Raises:
+        Infeasible: No placement satisfies the budgets.
+        UsageError: A pin matches nothing or contradicts the model.
+    """
+    objective = _objective(read, options.objective)
     budgets = device_budgets(inventory, max_memory)
-    constraints = resolve(chain, pins, no_spill=options.no_spill)
-    placement = Solver(chain, inventory, budgets, constraints, objective).solve()
-    if placement is None:
-        raise infeasible(chain, inventory, budgets, constraints)
-    prediction = predict(
-        placement,
-        Arranger(chain, inventory, constraints, objective),
-        chain,
-        inventory,
-        read.workload,
-        objective,
+    chain = model_chain(read, forms)
+    problem = SolverProblem(
+        chain=chain,
+        machine=Machine(inventory, budgets),
+        constraints=resolve(chain, pins, no_spill=options.no_spill),
+        objective=objective,
         generates=read.graph.generates,
+        is_auto=options.format == AUTO,
+        splits_experts=may_split(inventory),
+        time_limit_s=options.time_limit_s,
     )
+    deadline = Deadline(options.time_limit_s)
+    placed = place_for(problem, deadline)
+    if placed is None:
+        raise infeasible(problem)
+    moved_bytes: int | None = None
+    if options.previous is not None:
+        before = placement_before(options.previous, chain, problem.machine, forms.formats)
+        kept = keep(problem, placed, before, deadline)
+        placed, moved_bytes = kept.placed, kept.moved_bytes
+    answer = placed.solution.answer
     inputs = Inputs(
         producer=f"bayplan {version('bayplan')}",
         model=read.model,
@@ -189,47 +217,30 @@ def solve(
         pins=pins,
         no_spill=options.no_spill,
         no_split=options.no_split,
-        formats=form.formats,
-        format_rules=form.format_rules,
-        block_formats=form.block_formats,
+        formats=forms.formats,
+        format_rules=mixed_rules(forms, [choice.form for choice in answer.choices]),
+        format_names=tuple(dict.fromkeys(form.format for cost in chain.costs for form in cost.forms)),
+        is_auto=problem.is_auto,
         rules=tensor_rules(read.sources),
-        ties=form.graph.ties,
+        ties=forms.choices[0].graph.ties,
+        moved_bytes=moved_bytes,
     )
-    plan = assemble(inputs, chain, constraints, placement, prediction)
+    plan = assemble(inputs, placed, predict(placed, read.workload, generates=read.graph.generates))
+    if options.previous is not None:
+        plan = unchanged_or(plan, options.previous)
     problems = check(plan)
     assert not problems, f"the planner made an unsound plan: {problems}"
     return plan
 
 
-def parse_pins(options: tuple[str, ...], inventory: Inventory) -> tuple[Pin, ...]:
-    """Return the pins that `GLOB=DEVICE[,RESIDENCY]` options describe.
-
-    Raises:
-        UsageError: An option is malformed or names an unknown device.
-    """
-    pins = []
-    for option in options:
-        pattern, equals, rest = option.partition("=")
-        parts = rest.split(",")
-        if not pattern or not equals or not parts[0] or len(parts) > 2:
-            raise UsageError("not a pin", where="--pin", got=repr(option), needed="GLOB=DEVICE[,RESIDENCY]")
-        residency = None
-        if len(parts) == 2:
-            if parts[1] not in set(Residency):
-                raise UsageError(
-                    "unknown residency",
-                    where="--pin",
-                    got=repr(parts[1]),
-                    needed=f"one of {', '.join(Residency)}",
-                )
-            residency = Residency(parts[1])
-        device = resolve_device(parts[0], inventory, where="--pin")
-        pins.append(Pin(pattern=pattern, device=device, residency=residency))
-    return tuple(pins)
-
-
-def _cannot_run(inventory: Inventory) -> tuple[DeviceId, ...]:
-    """Return the devices of this machine that this version's executor does not run."""
-    if Feature.ACCELERATOR not in NOT_YET_RUN:
-        return ()
-    return tuple(device.id for device in inventory.devices if device.backend != Backend.CPU)
+def _objective(read: ReadModel, asked: Objective | None) -> Objective:
+    objective = asked or (Objective.DECODE if read.graph.generates else Objective.PREFILL)
+    if objective is Objective.DECODE and not read.graph.generates:
+        raise UsageError(
+            "the model does not generate",
+            where="--objective",
+            got="decode",
+            needed="prefill",
+            hint=f"{read.graph.class_name} has no generation step",
+        )
+    return objective

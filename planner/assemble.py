@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from bayplan.planner.solve.arrange import PlacedStage
-from bayplan.planner.solve.chain import Chain, fold, owning_block
-from bayplan.planner.solve.constraints import Constraints, pinned_reason
-from bayplan.planner.solve.ledger import empty_ledger, ledger_of, slot_bytes
-from bayplan.planner.solve.placement import Placement
+from bayplan.planner.solve.answer import Answer
+from bayplan.planner.solve.chain import fold, owning_block
+from bayplan.planner.solve.experts import ExpertsResidency, hit_ppm
+from bayplan.planner.solve.ledger import empty_ledger, ledger_of, slot_bytes, used_slots, waiting_bytes
+from bayplan.planner.solve.objectives import Placed
 from bayplan.planner.solve.predict import Prediction
+from bayplan.planner.solve.task import Task
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.features import not_yet_run
 from bayplan.schemas.graph import TiedGroup
@@ -20,12 +19,14 @@ from bayplan.schemas.plan import (
     PLAN_FORMAT_VERSION,
     PLAN_SEMANTICS,
     Block,
+    Experts,
     Format,
     FormatRule,
     Model,
     Pin,
     Plan,
     PlannedDevice,
+    PlannedHost,
     Problem,
     Schedule,
     Summary,
@@ -33,7 +34,7 @@ from bayplan.schemas.plan import (
     Tie,
     Workload,
 )
-from bayplan.schemas.types import BoundClass, DeviceId, Objective, Reason, Residency, SolverStatus
+from bayplan.schemas.types import DeviceId, Objective, Reason, Residency, SolverStatus
 
 UNSEALED = f"sha256:{'0' * 64}"
 """Stands for the digest until the plan is complete."""
@@ -53,18 +54,23 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     no_spill: bool
     no_split: tuple[str, ...]
     formats: dict[str, Format]
+    """Those that blocks could be in, and those of single tensors."""
     format_rules: tuple[FormatRule, ...]
-    block_formats: tuple[str, ...]
+    """For the forms that the placement has."""
+    format_names: tuple[str, ...]
+    """Those that blocks could be in, the model's own first."""
+    is_auto: bool
     rules: tuple[TensorRule, ...]
     ties: tuple[TiedGroup, ...]
+    moved_bytes: int | None = None
+    """Against the plan that this one replaces; None: there is none."""
 
 
-def assemble(
-    inputs: Inputs, chain: Chain, constraints: Constraints, placement: Placement, prediction: Prediction
-) -> Plan:
+def assemble(inputs: Inputs, placed: Placed, prediction: Prediction) -> Plan:
     """Return the sealed plan."""
-    stages = {placed.stage.device.id: placed for placed in placement.stages}
-    blocks = _blocks(inputs, chain, constraints, placement)
+    task = placed.task
+    blocks = _blocks(placed)
+    workload = msgspec.structs.replace(inputs.workload, batches_in_flight=placed.batches_in_flight)
     plan = Plan(
         format_version=PLAN_FORMAT_VERSION,
         semantics=PLAN_SEMANTICS,
@@ -74,35 +80,41 @@ def assemble(
         producer=inputs.producer,
         digest=UNSEALED,
         model=inputs.model,
-        workload=inputs.workload,
+        workload=workload,
         inventory=inputs.inventory,
         formats=inputs.formats,
         format_rules=inputs.format_rules,
         rules=inputs.rules,
-        devices=_devices(inputs, chain, stages),
+        devices=_devices(inputs, placed),
+        hosts=_hosts(placed),
         blocks=blocks,
-        ties=tuple(_tie(group, chain, blocks) for group in inputs.ties),
-        schedule=tuple(_schedule(placed, chain) for placed in placement.stages if placed.streamed),
+        ties=tuple(_tie(group, task, blocks) for group in inputs.ties),
+        schedule=tuple(
+            _schedule(placed, device)
+            for device in range(len(task.machine.devices))
+            if placed.solution.answer.streamed_on(device)
+        ),
         problem=Problem(
             objective=inputs.objective,
+            formats=inputs.format_names,
+            is_auto=inputs.is_auto,
             max_memory_bytes=inputs.max_memory,
             pins=inputs.pins,
             no_spill=inputs.no_spill,
             no_split=inputs.no_split,
-            base_activation_bytes=chain.base_activation_bytes,
-            scratch_bytes=chain.scratch_bytes,
-            runs=fold(chain),
-            edges=chain.edges,
+            base_activation_bytes=task.chain.base_activation_bytes,
+            scratch_bytes=task.chain.scratch_bytes,
+            runs=fold(task.chain),
+            edges=task.chain.edges,
         ),
-        summary=_summary(inputs, chain, placement, prediction, blocks),
+        summary=_summary(inputs, placed, prediction),
     )
     runs = plan.applyable and not not_yet_run(plan)
     return sealed(msgspec.structs.replace(plan, applyable=runs))
 
 
-def _devices(
-    inputs: Inputs, chain: Chain, stages: Mapping[DeviceId, PlacedStage]
-) -> tuple[PlannedDevice, ...]:
+def _devices(inputs: Inputs, placed: Placed) -> tuple[PlannedDevice, ...]:
+    place = {device.id: index for index, device in enumerate(placed.task.machine.devices)}
     return tuple(
         PlannedDevice(
             id=device.id,
@@ -111,53 +123,88 @@ def _devices(
             capacity_bytes=device.capacity_bytes,
             reserve_bytes=device.reserve_bytes,
             budget_bytes=inputs.budgets[device.id],
-            ledger=ledger_of(chain, stages[device.id]) if device.id in stages else empty_ledger(device),
+            ledger=ledger_of(placed.task, placed.solution.answer, place[device.id])
+            if device.id in place
+            else empty_ledger(device),
         )
         for device in inputs.inventory.devices
     )
 
 
-def _blocks(
-    inputs: Inputs, chain: Chain, constraints: Constraints, placement: Placement
-) -> tuple[Block, ...]:
-    blocks = []
-    for placed in placement.stages:
-        streamed = set(placed.streamed)
-        for index in range(placed.stage.start, placed.stage.stop):
-            blocks.append(
-                Block(
-                    id=chain.ids[index],
-                    device=placed.stage.device.id,
-                    residency=placement.tier if index in streamed else Residency.RESIDENT,
-                    format=inputs.block_formats[index],
-                    num_bytes=chain.exact_bytes[index],
-                    kv_bytes=chain.costs[index].kv_bytes,
-                    reason=_reason(chain, constraints, placement, index, streams=index in streamed),
-                )
-            )
-    return tuple(blocks)
+def _hosts(placed: Placed) -> tuple[PlannedHost, ...]:
+    machine = placed.task.machine
+    waiting = waiting_bytes(placed.task, placed.solution.answer)
+    return tuple(
+        PlannedHost(
+            id=node.id,
+            budget_bytes=machine.host_budgets[index],
+            pinned_budget_bytes=machine.pinned_budgets[index],
+            waiting_bytes=waiting[index],
+        )
+        for index, node in enumerate(machine.inventory.nodes)
+    )
 
 
-def _reason(
-    chain: Chain, constraints: Constraints, placement: Placement, index: int, *, streams: bool
-) -> Reason:
-    pinned = pinned_reason(constraints, index)
-    if pinned is not None:
-        return pinned
-    if streams:
-        return Reason.CAPACITY
-    if constraints.device[index] is not None:
+def _blocks(placed: Placed) -> tuple[Block, ...]:
+    task, answer = placed.task, placed.solution.answer
+    streams = any(choice.streams for choice in answer.choices)
+    return tuple(
+        Block(
+            id=task.chain.ids[index],
+            device=task.machine.devices[choice.device].id,
+            residency=choice.residency,
+            format=task.form(index, answer).format,
+            num_bytes=task.form(index, answer).num_bytes,
+            kv_bytes=task.chain.costs[index].kv_bytes,
+            reason=_reason(task, index, choice.residency, something_streams=streams),
+            experts=_experts(task, answer, index),
+        )
+        for index, choice in enumerate(answer.choices)
+    )
+
+
+def _experts(task: Task, answer: Answer, index: int) -> Experts | None:
+    """Return where the routed experts of a block are; None: it has none that could be apart."""
+    experts, split = task.chain.costs[index].experts, answer.choices[index].experts
+    if experts is None:
+        return None
+    form = task.form(index, answer)
+    plain = Experts(
+        count=experts.count,
+        per_token=experts.per_token,
+        unit_bytes=form.unit_bytes,
+        format=form.format,
+        residency="with-block",
+    )
+    if split is None:
+        return plain
+    if split.residency is ExpertsResidency.COMPUTE_HOST:
+        return msgspec.structs.replace(plain, residency=split.residency.value, compute="host")
+    return msgspec.structs.replace(
+        plain,
+        residency=split.residency.value,
+        slots=split.slots,
+        floor_slots=experts.per_token,
+        hit_ppm=hit_ppm(task.chain, index, split.slots),
+    )
+
+
+def _reason(task: Task, index: int, residency: Residency, *, something_streams: bool) -> Reason:
+    pinned = task.constraints.residency[index]
+    if residency is not Residency.RESIDENT:
+        return Reason.CAPACITY if pinned is None else Reason.PINNED
+    if task.constraints.device[index] is not None:
         return Reason.PINNED
-    if placement.tier is Residency.RESIDENT:
+    if not something_streams:
         return Reason.FITS
-    own = chain.costs[index].resident_reason
+    own = task.chain.costs[index].resident_reason
     if own is not None:
         return own
-    return Reason.PINNED if constraints.must_stay[index] else Reason.KEPT
+    return Reason.KEPT if pinned is None else Reason.PINNED
 
 
-def _tie(group: TiedGroup, chain: Chain, blocks: tuple[Block, ...]) -> Tie:
-    owners = {owning_block(chain.ids, fqn) for fqn in group.fqns}
+def _tie(group: TiedGroup, task: Task, blocks: tuple[Block, ...]) -> Tie:
+    owners = {owning_block(task.chain.ids, fqn) for fqn in group.fqns}
     devices = tuple(dict.fromkeys(block.device for block in blocks if block.id in owners))
     return Tie(
         fqns=group.fqns,
@@ -167,34 +214,37 @@ def _tie(group: TiedGroup, chain: Chain, blocks: tuple[Block, ...]) -> Tie:
     )
 
 
-def _schedule(placed: PlacedStage, chain: Chain) -> Schedule:
+def _schedule(placed: Placed, device: int) -> Schedule:
+    task, answer = placed.task, placed.solution.answer
     return Schedule(
-        device=placed.stage.device.id,
-        num_slots=placed.choice.num_slots,
-        slot_bytes=slot_bytes(chain, placed),
-        stream_order=tuple(chain.ids[index] for index in placed.streamed),
+        device=task.machine.devices[device].id,
+        num_slots=used_slots(answer, device),
+        slot_bytes=slot_bytes(task, answer, device),
+        stream_order=tuple(task.chain.ids[index] for index in answer.streamed_on(device)),
     )
 
 
-def _summary(
-    inputs: Inputs, chain: Chain, placement: Placement, prediction: Prediction, blocks: tuple[Block, ...]
-) -> Summary:
-    streamed = [index for placed in placement.stages for index in placed.streamed]
-    streamed_bytes = sum(chain.costs[index].parameter_bytes for index in streamed)
-    step_ns, bound_ns = prediction.step_ns, placement.lower_bound_ns
+def _summary(inputs: Inputs, placed: Placed, prediction: Prediction) -> Summary:
+    task, solution = placed.task, placed.solution
+    streamed = [index for index, choice in enumerate(solution.answer.choices) if choice.streams]
+    bounded_ns = prediction.load_ns if inputs.objective is Objective.LOAD else prediction.step_ns
+    bound_ns = min(solution.lower_bound_ns, bounded_ns)
     return Summary(
         objective=inputs.objective,
-        resident_blocks=len(blocks) - len(streamed),
+        resident_blocks=len(task.chain) - len(streamed),
         streamed_blocks=len(streamed),
-        resident_bytes=sum(ledger_of(chain, placed).weights[0] for placed in placement.stages),
-        streamed_bytes_per_step=streamed_bytes,
+        resident_bytes=sum(
+            ledger_of(task, solution.answer, device).weights[0] for device in range(len(task.machine.devices))
+        ),
+        streamed_bytes_per_step=sum(task.form(index, solution.answer).parameter_bytes for index in streamed),
         predicted_load_ns=prediction.load_ns,
         predicted_first_output_ns=prediction.first_output_ns,
         predicted_decode_ns=prediction.decode_ns,
-        predicted_step_ns=step_ns,
+        predicted_step_ns=prediction.step_ns,
         lower_bound_ns=bound_ns,
-        bound_class=BoundClass.CONTIGUOUS_ONE_TIER if streamed else BoundClass.CONTIGUOUS_RESIDENT,
-        gap_ppm=-(-(step_ns - bound_ns) * 1_000_000 // step_ns) if step_ns else 0,
-        solver_status=placement.status,
-        reproducible=placement.status is not SolverStatus.TIME_LIMIT,
+        bound_class=solution.bound_class,
+        gap_ppm=-(-(bounded_ns - bound_ns) * 1_000_000 // bounded_ns) if bounded_ns else 0,
+        solver_status=solution.status,
+        reproducible=solution.status is not SolverStatus.TIME_LIMIT,
+        moved_bytes=inputs.moved_bytes,
     )

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 from bayplan.planner.check import check
-from bayplan.planner.formats import plan_formats
+from bayplan.planner.format_choice import FormatRequest
+from bayplan.planner.formats import mixed_rules, planned_forms
+from bayplan.planner.model_chain import model_chain
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.solve.chain import chain_from_graph, fold
+from bayplan.planner.solve.chain import fold
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
 from bayplan.schemas.features import not_yet_run
@@ -159,8 +161,9 @@ def _check_same_config(plan: Plan, read: ReadModel, checkpoint: str) -> None:
 
 def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
     """Compare what the solver was given: equal inputs mean that the placement still holds."""
-    chain = chain_from_graph(read.graph, scratch_bytes=read.scratch_bytes)
-    formats, format_rules, block_formats = plan_formats(read.graph, read.dtype)
+    forms = planned_forms(read, FormatRequest())
+    chain = model_chain(read, forms)
+    formats, format_rules = forms.formats, mixed_rules(forms, [0] * len(chain))
     differences = [
         f"{what}: {got} instead of {wanted}"
         for what, got, wanted in (
@@ -176,12 +179,11 @@ def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
         )
         if got != wanted
     ]
-    for block, name, num_bytes, format_name in zip(
-        plan.blocks, chain.ids, chain.exact_bytes, block_formats, strict=False
-    ):
-        if (block.id, block.num_bytes, block.format) != (name, num_bytes, format_name):
+    for block, name, cost in zip(plan.blocks, chain.ids, chain.costs, strict=False):
+        form = cost.forms[0]
+        if (block.id, block.num_bytes, block.format) != (name, form.num_bytes, form.format):
             differences.append(
-                f"block {name} ({num_bytes} bytes, {format_name}) instead of"
+                f"block {name} ({form.num_bytes} bytes, {form.format}) instead of"
                 f" {block.id} ({block.num_bytes} bytes, {block.format})"
             )
     if format_rules != plan.format_rules:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from bayplan.schemas.plan import FormatRule, Operation, TensorRule
+from bayplan.schemas.plan import Operation, TensorRule
 from bayplan.schemas.rules import filled_in, matched_texts, source_names
 from bayplan.schemas.types import Fqn
 
@@ -70,25 +70,4 @@ def _numbered_rules(sources: Mapping[Fqn, str]) -> tuple[TensorRule, ...]:
         if texts is None or pattern[1].count("#") > len(texts) or filled_in(pattern[1], texts) != source:
             pattern = target, source
         rules[pattern] = TensorRule(target=pattern[0], sources=(pattern[1],), operations=_RENAME)
-    return tuple(rules.values())
-
-
-def format_rules(
-    formats: Mapping[Fqn, str], others: Iterable[Fqn] = (), alike: Mapping[Fqn, str] | None = None
-) -> tuple[FormatRule, ...]:
-    """Return rules for the tensors in `formats`, which are not in their block's format.
-
-    Args:
-        formats: Tensor -> name of its format.
-        others: Tensors which no rule may match.
-        alike: Tensor -> name of its block's format, in which it is: a rule may match it that says the same.
-    """
-    by_pattern: dict[str, set[str | None]] = {folded(fqn): {None} for fqn in others}
-    for named in (formats, alike or {}):
-        for fqn, name in named.items():
-            by_pattern.setdefault(folded(fqn), set()).add(name)
-    rules: dict[str, FormatRule] = {}
-    for fqn, name in sorted(formats.items()):
-        pattern = folded(fqn) if len(by_pattern[folded(fqn)]) == 1 else fqn
-        rules[pattern] = FormatRule(pattern=pattern, format=name)
     return tuple(rules.values())

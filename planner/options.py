@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.plan import Plan
 from bayplan.schemas.types import Objective
 
 
@@ -16,8 +18,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_memory: tuple[str, ...] = ()
     """`DEVICE=SIZE`: budget for the whole ledger of a device but `runtime`."""
     format: str | None = None
-    """One of `stored_form.FORMAT_NAMES`, or torch's name of a data type; None: a quantized checkpoint's own,
-    else the data type that `from_pretrained` would choose."""
+    """Names of formats with commas between, or `auto`; None: a quantized checkpoint's own, else the data type
+    that `from_pretrained` would choose."""
+    format_config: FormatConfig | None = None
+    """Formats of the user's own, and rules for the weights that differ."""
     batch: int = 1
     context: int | None = None
     """Positions; None: the smaller of 1024 and the model's maximum."""
@@ -31,7 +35,14 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_split: tuple[str, ...] = ()
     """Classes of indivisible modules; empty: the model's own."""
     pins: tuple[str, ...] = ()
-    """`GLOB=DEVICE[,RESIDENCY]`."""
+    """`GLOB=DEVICE[,RESIDENCY][,FORMAT]`."""
+    device_map: dict[str, int | str] | None = None
+    """Module to device as accelerate and transformers have it; the plan is like it."""
+    free: bool = False
+    """Whether `device_map` is only what the plan is compared with."""
+    previous: Plan | None = None
+    """An earlier plan for the same blocks: of the placements that are nearly as good as the best, the one that
+    moves the fewest bytes from it."""
     no_spill: bool = False
     """Infeasible rather than streaming anything."""
     hash_content: bool = False
@@ -45,3 +56,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`transformers`, `timm` or `diffusers`; None: found out."""
     use_cache: bool = True
     """Take an unchanged model's graph from the cache, and put it there."""
+    time_limit_s: float | None = None
+    """Seconds that the solver may take; with a limit, another run may give another plan. None: it stops after
+    an amount of work."""

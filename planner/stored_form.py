@@ -38,13 +38,19 @@ def parse_format(text: str, *, where: str) -> str:
     Raises:
         UsageError: It names none.
     """
-    dtype = DTYPE_BY_SPELLING.get(text)
-    name = _OTHER_NAMES.get(text, text) if dtype is None else dtype.name
-    if name not in FORMAT_NAMES:
+    name = known_format(text)
+    if name is None:
         raise UsageError(
             "unknown format", where=where, got=repr(text), needed=f"one of {', '.join(FORMAT_NAMES)}"
         )
     return name
+
+
+def known_format(text: str) -> str | None:
+    """Return the one of `FORMAT_NAMES` that `text` spells, as for `parse_format`; None: it spells none."""
+    dtype = DTYPE_BY_SPELLING.get(text)
+    name = _OTHER_NAMES.get(text, text) if dtype is None else dtype.name
+    return name if name in FORMAT_NAMES else None
 
 
 def in_format(graph: ModelGraph, name: str, *, scheme: Scheme | None = None) -> ModelGraph:

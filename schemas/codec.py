@@ -1,4 +1,4 @@
-"""The bytes of plan, inventory and report files to structs and back.
+"""The bytes of plan, inventory, report and format config files to structs and back.
 
 Reading goes in two passes: the version first, so that a plan of another version never shows as a field
 error, then the structure, with every problem listed. Fields that a newer minor version added are ignored
@@ -15,10 +15,12 @@ from typing import TypeVar, cast
 import msgspec
 
 from bayplan.schemas.errors import BayplanError, OtherVersion, PlanFormatError
+from bayplan.schemas.format_config import FormatConfig, unknown_members
 from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Inventory
+from bayplan.schemas.inventory_rules import inventory_problems
 from bayplan.schemas.json_tree import json_tree
 from bayplan.schemas.plan import PLAN_FORMAT_VERSION, Plan
-from bayplan.schemas.plan_rules import inventory_problems, plan_problems
+from bayplan.schemas.plan_rules import plan_problems
 from bayplan.schemas.pretty_json import pretty
 from bayplan.schemas.report import REPORT_FORMAT_VERSION, Report
 from bayplan.schemas.strict_json import JsonError, JsonValue, digest, parse
@@ -117,6 +119,39 @@ def read_inventory(path: Path | str) -> Inventory:
 def encode_inventory(inventory: Inventory) -> bytes:
     """Return the text of `inventory`."""
     return pretty(_tree(inventory))
+
+
+def read_format_config(path: Path | str) -> FormatConfig:
+    """Return the formats and rules in the file at `path`.
+
+    Raises:
+        PlanFormatError: The file is no valid format config; every problem is listed.
+        BayplanError: The file cannot be read.
+    """
+    noun = "format config"
+    tree = _parse_object(_read_file(path, noun), str(path), noun)
+    found_problems = (*problems(tree, FormatConfig), *unknown_members(tree))
+    if found_problems:
+        raise PlanFormatError(
+            str(path), noun, found_problems, hint="write formats and format_rules as they are in a plan"
+        )
+    return msgspec.convert(tree, FormatConfig)
+
+
+def read_device_map(path: Path | str) -> dict[str, int | str]:
+    """Return the `device_map` of accelerate or transformers in the file at `path`.
+
+    Raises:
+        PlanFormatError: The file is no valid device map; every problem is listed.
+        BayplanError: The file cannot be read.
+    """
+    noun = "device map"
+    tree = _parse_object(_read_file(path, noun), str(path), noun)
+    found = tuple(problems(tree, dict[str, int | str])) if tree else (("$", "holds no entry"),)
+    if found:
+        hint = 'write modules with numbers or names of devices, such as {"model": 0, "lm_head": "cpu"}'
+        raise PlanFormatError(str(path), noun, found, hint=hint)
+    return msgspec.convert(tree, dict[str, int | str])
 
 
 def read_report(path: Path | str) -> Report:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import get_args
 
+from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.plan import Plan
 from bayplan.schemas.types import Backend, FloatFormat, Residency
 
@@ -59,3 +60,11 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
 def not_yet_run(plan: Plan) -> tuple[Feature, ...]:
     """Return the features of `plan` that this version does not run."""
     return tuple(feature for feature in features_used(plan) if feature in NOT_YET_RUN)
+
+
+def may_split(inventory: Inventory) -> bool:
+    """Return whether a plan for `inventory` may have experts apart from their block.
+
+    What this version does not run is planned for declared machines only.
+    """
+    return inventory.source == "declared" or Feature.SPLIT_EXPERTS not in NOT_YET_RUN

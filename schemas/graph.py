@@ -72,6 +72,24 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     what the cache takes above them is, such as old keys beside the new ones."""
     output_bytes: NumBytes
     """Bytes handed on to the next block."""
+    num_operations: Count = 0
+    """Operations that the call dispatches, whatever their size; views of tensors do not count."""
+
+
+class BlockExperts(msgspec.Struct, frozen=True, kw_only=True):
+    """The routed experts of a block, where they can live and compute apart from its dense part."""
+
+    module: Fqn
+    """Holds the tensors of all experts; each splits evenly along its first dimension."""
+    count: Count
+    per_token: Count
+    """Experts that each position is routed to, as the traced calls had it."""
+    prefill_flops: Count
+    """Of the block's, those of the experts' products, of `per_token` experts for each position."""
+    decode_flops: Count
+    prefill_hidden_bytes: NumBytes
+    """Of the positions that are handed to the experts in one call of the block, and as much comes back."""
+    decode_hidden_bytes: NumBytes
 
 
 class GraphBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +108,8 @@ class GraphBlock(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: Count = 1
     resident_reason: Reason | None = None
     """Set where the block must not stream, with the reason; None: it may."""
+    experts: BlockExperts | None = None
+    """None: it has none, or none that can be handled apart."""
 
     @property
     def num_bytes(self) -> int:

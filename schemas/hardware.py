@@ -20,9 +20,10 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """The storage a node reads its checkpoint from."""
 
     read_bytes_per_second: Rate
-    """Sequential read of a cold file."""
+    """Of a file that is not in the page cache, within a block. A cached file is read faster than planned."""
     latency_ns: Nanoseconds
-    """From request to first byte."""
+    """Of a block beyond its bytes: where it does not follow the block before it in the file, what the system
+    read ahead is lost."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,26 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Kept free of the plan: operating system, other processes, the interpreter."""
     disk: Disk | None = None
     """None: nothing can be streamed from disk."""
+    pinned_memory_bytes: NumBytes | None = None
+    """Of the host's memory, what can be locked for copies to devices; None: all of it."""
+    copy_bytes_per_second: Rate | None = None
+    """Bytes of a cached file that one core copies out. A CPU that computes meanwhile loses this time; None:
+    none worth counting."""
+
+
+class FormatRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device was measured to do with weights of one kind of format."""
+
+    kind: str
+    """As in a plan's `formats`."""
+    memory_bytes_per_second: Rate
+    """Reading weights for a matrix-vector product."""
+    cache_bytes_per_second: Rate
+    """Reading keys and values of earlier positions, joining them with new ones included."""
+    flops_per_second: Rate
+    """Dense matrix products."""
+    block_overhead_ns: Nanoseconds
+    """Of a block beyond its bytes and its operations: small matrices are read more slowly."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +77,15 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_second: Rate
     """Dense matrix products, in the data type used most (bf16 on accelerators, fp32 on CPUs)."""
     block_overhead_ns: Nanoseconds
-    """Launch and interpreter time per block and visit, whatever its size."""
+    """Time per call of a block beyond that of its bytes and its operations."""
+    operation_overhead_ns: Nanoseconds = 0
+    """Launch and interpreter time per operation of a block, whatever its size."""
     shares_host_memory: bool = False
     """Unified memory: its bytes are the host's bytes, counted once."""
     features: tuple[str, ...] = ()
     """Instruction sets that change results or speed, such as `avx512_bf16`; sorted."""
+    format_rates: tuple[FormatRates, ...] = ()
+    """Measured rates by kind of format, sorted; for other kinds the figures above hold."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

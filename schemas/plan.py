@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from bayplan.schemas.graph import BlockExperts
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.types import (
     Backend,
@@ -120,6 +121,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     logits: Literal["last", "all"] = "last"
     """Positions whose logits are kept."""
+    batches_in_flight: Count = 1
+    """Batches that are generated from at the same time, each with a cache of its own."""
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,13 +157,15 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Order of the packed bytes; part of the format, since results differ between layouts."""
 
 
-class FormatRule(msgspec.Struct, frozen=True, kw_only=True):
+class FormatRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tensors that differ from their block's format."""
 
     pattern: str
     """Tensor name; `*` stands for any text, `#` for a number. The first rule that matches holds."""
     format: str
     """A key of `formats`."""
+    within: str | None = None
+    """Format of the block in which the rule holds, a key of `formats`; None: in every block."""
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -230,6 +235,19 @@ class PlannedDevice(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
 
 
+class PlannedHost(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's host memory, which devices that lie in it and weights that wait for others share."""
+
+    id: str
+    """Of the node."""
+    budget_bytes: NumBytes
+    """What both together may take."""
+    pinned_budget_bytes: NumBytes
+    """Of it, what may wait."""
+    waiting_bytes: NumBytes
+    """Weights that wait for devices, aligned."""
+
+
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """The routed experts of a block, which may live apart from its dense part."""
 
@@ -278,37 +296,60 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     stream_order: tuple[Fqn, ...]
 
 
-class BlockRun(msgspec.Struct, frozen=True, kw_only=True):
+class BlockForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one block takes in one format."""
+
+    format: str
+    """A key of `formats`."""
+    num_bytes: NumBytes
+    """Parameters and buffers, each storage once, without alignment."""
+    parameter_bytes: NumBytes
+    """Aligned bytes of its parameters: what a slot needs."""
+    buffer_bytes: NumBytes
+    """Aligned bytes of its buffers: always resident."""
+    prefill_read_bytes: NumBytes
+    """Weights, tied ones included, and cache that the products of one prefill chunk read at least once."""
+    decode_read_bytes: NumBytes
+    """Likewise for one token on top of a full context."""
+    quantized_bytes: NumBytes = 0
+    """Bytes, in the first form, of the weights that this form rounds."""
+    workspace_bytes: NumBytes = 0
+    """What its products allocate besides activations, such as a weight that is unpacked first."""
+    unit_bytes: NumBytes = 0
+    """Aligned bytes of one routed expert; 0 where the block has none that can live apart."""
+
+
+class BlockRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Neighbouring blocks that are alike, as the solver sees them."""
 
     first: Fqn
     count: Count
     class_name: str
-    parameter_bytes: NumBytes
-    """Aligned bytes of one block's parameters: what a slot needs."""
-    buffer_bytes: NumBytes
-    """Aligned bytes of one block's buffers: always resident."""
+    forms: tuple[BlockForm, ...]
+    """What a block takes in each format that it may be in; the first is the model's own."""
     kv_bytes: NumBytes
     prefill_flops: Count
-    prefill_read_bytes: NumBytes
-    """Weights, tied ones included, and cache that the products of one prefill chunk read at least once."""
     decode_flops: Count
-    decode_read_bytes: NumBytes
-    """Likewise for one token on top of a full context."""
+    prefill_operations: Count
+    """Operations that a call dispatches: each costs time whatever its size."""
+    decode_operations: Count
     prefill_activation_bytes: NumBytes
     decode_activation_bytes: NumBytes
     prefill_output_bytes: NumBytes
     decode_output_bytes: NumBytes
     resident_reason: Reason | None = None
+    experts: BlockExperts | None = None
 
 
-class Pin(msgspec.Struct, frozen=True, kw_only=True):
+class Pin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A user's demand on the blocks whose id matches."""
 
     pattern: str
     """fnmatch on block ids; `*` crosses dots."""
     device: DeviceId | None = None
     residency: Residency | None = None
+    format: str | None = None
+    """A key of `formats`."""
 
 
 class PlannedEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,6 +365,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """What the solver needs to solve again without the model, and what it was asked."""
 
     objective: Objective
+    formats: tuple[str, ...]
+    """Keys of the plan's `formats` that blocks could be in, the model's own first."""
+    is_auto: bool
+    """Whether rounding fewer bytes came before a faster step."""
     max_memory_bytes: dict[DeviceId, NumBytes]
     pins: tuple[Pin, ...]
     no_spill: bool
@@ -338,7 +383,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[PlannedEdge, ...]
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Totals and predictions; derived, so not part of the digest."""
 
     objective: Objective
@@ -351,14 +396,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     predicted_decode_ns: Nanoseconds | None
     """None where the model does not generate."""
     predicted_step_ns: Nanoseconds
-    """One step once the pipeline is steady: a generation step, or a forward where that is the objective."""
+    """One step once the pipeline is steady: a generation step, or a forward where that is the objective; with
+    several batches in flight, from the end of one batch's step to that of the next."""
     lower_bound_ns: Nanoseconds
-    """No plan of `bound_class` has a faster step under the same cost model."""
+    """No plan of `bound_class` has a faster step under the same cost model; where the objective is `load`, none
+    loads faster."""
     bound_class: BoundClass
     gap_ppm: PartsPerMillion
-    """`(predicted_step_ns - lower_bound_ns) / predicted_step_ns`, rounded up."""
+    """`(predicted - lower_bound_ns) / predicted`, rounded up, of what the bound is for."""
     solver_status: SolverStatus
     reproducible: bool
+    moved_bytes: NumBytes | None = None
+    """Bytes of the blocks whose device, residency or format is another than in the plan that this one replaced,
+    in the formats that they have now; None: it was made without one, or is that one."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,6 +432,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[TensorRule, ...]
     """Empty: every parameter has its own name in the checkpoint."""
     devices: tuple[PlannedDevice, ...]
+    hosts: tuple[PlannedHost, ...]
     blocks: tuple[Block, ...]
     """In the order in which they run."""
     ties: tuple[Tie, ...]

@@ -13,7 +13,7 @@ import msgspec
 
 from bayplan.schemas.checkpoint_index import CheckpointError, check_shard_name
 from bayplan.schemas.errors import BayplanError
-from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.inventory_rules import inventory_problems
 from bayplan.schemas.plan import ALIGNMENT_BYTES, Block, Ledger, Plan
 from bayplan.schemas.types import Backend, Residency
 
@@ -43,23 +43,6 @@ def _checkpoint_problems(plan: Plan) -> Problems:
             check_shard_name(shard.file, where="")
         except CheckpointError as error:
             yield f"{path}[{index}].file", str(BayplanError(error.what, got=error.got))
-
-
-def inventory_problems(inventory: Inventory, path: str = "$") -> Problems:
-    """Yield `(path, text)` for every contradiction inside `inventory`, which lies at `path`."""
-    nodes = {node.id for node in inventory.nodes}
-    yield from _duplicates((node.id for node in inventory.nodes), f"{path}.nodes", "node")
-    yield from _duplicates((device.id for device in inventory.devices), f"{path}.devices", "device")
-    if not nodes:
-        yield f"{path}.nodes", "there is none"
-    for index, device in enumerate(inventory.devices):
-        if device.id.partition("/")[0] not in nodes:
-            yield f"{path}.devices[{index}].id", f"node of {device.id!r} is not in the inventory"
-    places = nodes | {device.id for device in inventory.devices}
-    for index, link in enumerate(inventory.links):
-        for end, place in (("source", link.source), ("target", link.target)):
-            if place not in places:
-                yield f"{path}.links[{index}].{end}", f"{place!r} is not in the inventory"
 
 
 def _device_problems(plan: Plan) -> Problems:
@@ -143,6 +126,8 @@ def _format_problems(plan: Plan) -> Problems:
     for index, rule in enumerate(plan.format_rules):
         if rule.format not in plan.formats:
             yield f"$.format_rules[{index}].format", f"{rule.format!r} is not among the plan's formats"
+        if rule.within is not None and rule.within not in plan.formats:
+            yield f"$.format_rules[{index}].within", f"{rule.within!r} is not among the plan's formats"
     for index, tensor_rule in enumerate(plan.rules):
         if not tensor_rule.sources:
             yield f"$.rules[{index}].sources", "a tensor is made of at least one"

@@ -56,9 +56,19 @@ def source_names(target: Fqn, rules: Sequence[TensorRule]) -> tuple[str, ...]:
 
 
 def format_for(target: Fqn, block_format: str, rules: Sequence[FormatRule]) -> str:
-    """Return the name of the format that tensor `target` of a block in `block_format` is held in."""
-    matching = (rule.format for rule in rules if _compiled(rule.pattern).fullmatch(target))
-    return next(matching, block_format)
+    """Return the name of the format that tensor `target` of a block in `block_format` is held in.
+
+    Where no rule says so, a quantized format is that of linear weights only: the rest of the block is in the
+    model's own data type. `ruled_format` tells whether one does.
+    """
+    return ruled_format(target, block_format, rules) or block_format
+
+
+def ruled_format(target: Fqn, block_format: str, rules: Sequence[FormatRule]) -> str | None:
+    """Return the format by the first rule that holds for tensor `target`; None: none does."""
+    holding = (rule for rule in rules if rule.within in (None, block_format))
+    matching = (rule.format for rule in holding if _compiled(rule.pattern).fullmatch(target))
+    return next(matching, None)
 
 
 @functools.cache

@@ -97,19 +97,25 @@ class Objective(enum.StrEnum):
     """Time of one generation step."""
     PREFILL = "prefill"
     """Time of the first forward over the whole context."""
+    THROUGHPUT = "throughput"
+    """Time from the end of one batch's step to that of the next, with a batch on every device."""
+    LOAD = "load"
+    """Time to read what stays in memory, then that of a step."""
+    BALANCED = "balanced"
+    """The most bytes on any accelerator, then the time of a step: accelerate's `balanced`."""
+    SEQUENTIAL = "sequential"
+    """One device is filled after the other: accelerate's `sequential`."""
 
 
 class BoundClass(enum.StrEnum):
     """For which plans the lower bound holds."""
 
     CONTIGUOUS_RESIDENT = "contiguous-resident"
-    """Plans that keep everything resident and run each device's blocks in one stretch per step, in the
-    planned format. Where there is one, none that streams is searched for, though on a faster device it may
-    win."""
-    CONTIGUOUS_ONE_TIER = "contiguous-one-tier"
-    """Plans that run each device's blocks in one stretch per step, in the planned format, and stream from
-    one tier through one to three slots, as many on every device; a plan that can keep everything resident
-    does."""
+    """Plans that keep everything resident and run each device's blocks in one stretch per step, on the
+    accelerators where there are any. Where there is one, none that streams is searched for."""
+    CONTIGUOUS = "contiguous"
+    """Plans that run each device's blocks in one stretch per step, resident or streamed, from whatever tier,
+    through one to three slots."""
 
 
 class SolverStatus(enum.StrEnum):

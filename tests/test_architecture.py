@@ -122,7 +122,7 @@ def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_the_scan_sees_the_code() -> None:
     packages = Counter(module.package for module in MODULES)
-    rooms = {"estimate", "hardware", "model", "present", "solve"}
+    rooms = {"check", "estimate", "hardware", "model", "present", "solve"}
     assert set(packages) == {"bayplan", *FOLDERS.values(), *(f"bayplan.planner.{room}" for room in rooms)}
     assert min(packages[package] for package in FOLDERS.values()) >= 5
     assert "bayplan.schemas.codec" in importers("msgspec")

@@ -16,7 +16,9 @@ from bayplan.planner.estimate.options import DIVISORS, EstimateOptions, parse_fo
 from bayplan.planner.estimate.sizes import Forms
 from bayplan.planner.estimate.traces import Traces
 from bayplan.planner.estimate.training import full_recipes, lora_recipes
-from bayplan.planner.solve.chain import chain_from_graph
+from bayplan.planner.format_choice import parse_request
+from bayplan.planner.formats import planned_forms
+from bayplan.planner.model_chain import model_chain
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
@@ -164,7 +166,4 @@ def _fits(forms: Forms, traces: Traces, names: tuple[str, ...], inventory: Inven
 
 
 def _chain(read: ReadModel, name: str) -> Chain:
-    forms = Forms(read)
-    graph = forms.checkpoint_graph if name == CHECKPOINT else forms.graph(name)
-    assert graph is not None, "asked for only where the checkpoint is known"
-    return chain_from_graph(graph, scratch_bytes=read.scratch_bytes)
+    return model_chain(read, planned_forms(read, parse_request(None if name == CHECKPOINT else name)))

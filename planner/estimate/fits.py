@@ -5,8 +5,7 @@ Asks the placement search behind `bayplan plan --no-spill`, so that both agree o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
@@ -49,7 +48,7 @@ class Fitter:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._budgets = device_budgets(inventory, {})
-        self._fits = cache(self._ask)
+        self._known: dict[Hashable, bool] = {}
 
     def fit(self, ladder: Sequence[int], chain_at: Callable[[int], Chain]) -> FormatFit:
         """Return where a model fits, and up to which context.
@@ -103,6 +102,10 @@ class Fitter:
                 found.append(device.id)
         return tuple(found)
 
-    def _ask(self, chain: Chain, devices: tuple[DeviceId, ...]) -> bool:
-        budgets = {name: budget if name in devices else 0 for name, budget in self._budgets.items()}
-        return fits_resident(chain, self._inventory, budgets)
+    def _fits(self, chain: Chain, devices: tuple[DeviceId, ...]) -> bool:
+        # All that memory depends on; what formats are called does not matter.
+        key = devices, chain.costs, chain.ties, chain.edges, chain.base_activation_bytes, chain.scratch_bytes
+        if key not in self._known:
+            budgets = {name: budget if name in devices else 0 for name, budget in self._budgets.items()}
+            self._known[key] = fits_resident(chain, self._inventory, budgets)
+        return self._known[key]

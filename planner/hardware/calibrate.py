@@ -1,51 +1,52 @@
 """Replacing the catalogue's default rates of this machine by measured ones.
 
-Measures the disk, and the CPU in fp32: how fast it reads weights, multiplies matrices, and gets through a
-block of negligible size. Accelerators and their links keep the catalogue's figures. What it measures is this
-machine at this moment, other work included: figures are medians rounded to three digits, and two calibrations
-differ.
+Measures the disk and what reading costs the CPU, every device in each data type, and the links of
+accelerators. What it measures is this machine at this moment: figures are rounded to three digits, and two
+calibrations differ.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from bayplan.planner.hardware.calibrate_disk import (
-    CALIBRATION_FILE_BYTES,
-    Clock,
-    measure_disk,
-    round_rate,
+from bayplan.planner.hardware.calibrate_compute import (
+    KINDS,
+    measure_accelerator_format,
+    measure_cpu_format,
+    measure_overheads,
 )
+from bayplan.planner.hardware.calibrate_disk import measure_disk
+from bayplan.planner.hardware.calibrate_links import CopyMaker, measure_link, torch_copies
+from bayplan.planner.hardware.calibration_effort import Effort
+from bayplan.planner.hardware.timing import Clock, Stopwatch, nothing_to_wait_for
 from bayplan.schemas.errors import UsageError
-from bayplan.schemas.hardware import Device, Inventory
+from bayplan.schemas.hardware import Device, Inventory, Link
 from bayplan.schemas.progress import Progress, untold
-from bayplan.schemas.types import Backend
+from bayplan.schemas.types import Backend, DeviceId
 
-_NANOSECONDS = 10**9
-_REPEATS = 7
-"""Timed runs per figure, after one that is not: odd, so that the median is one of them."""
+if TYPE_CHECKING:
+    import torch
+
+OWN_KINDS = {True: "fp32", False: "bf16"}
+"""Kind whose rates are a device's own, by whether it is a CPU."""
 
 
-class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much work the measurements do; the defaults take some seconds and 0.6 GB of memory."""
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """How the machine is reached; a test brings its own."""
 
-    file_bytes: int = CALIBRATION_FILE_BYTES
-    """Size of the file that the disk is measured with."""
-    matrices: int = 8
-    """How many weight matrices one pass reads; together larger than the CPU's caches."""
-    matrix_side: int = 4096
-    """Rows and columns of each."""
-    product_rows: int = 512
-    """Rows multiplied by one of them at a time to find the rate of operations."""
-    blocks: int = 16
-    """Blocks that the longer of two models has more than the other."""
-    steps: int = 31
-    """Timed runs of these models: more than of the rest, since a busy machine disturbs short runs more."""
+    clock: Clock = time.perf_counter_ns
+    """Nanoseconds from any start."""
+    cpu_clock: Clock = time.thread_time_ns
+    """Nanoseconds that a core worked for this thread."""
+    devices: Callable[[Inventory], Mapping[DeviceId, torch.device]] | None = None
+    """torch's devices by id; None: by backend, in chain order."""
+    copies: CopyMaker | None = None
+    """Makes copies over links; None: torch."""
 
 
 def calibrate(
@@ -54,16 +55,16 @@ def calibrate(
     progress: Progress | None = None,
     *,
     effort: Effort | None = None,
-    clock: Clock = time.perf_counter_ns,
+    probe: Probe | None = None,
 ) -> Inventory:
-    """Return `inventory` with the rates of the disk and of the CPU as measured on this machine.
+    """Return `inventory` with its rates as measured on this machine.
 
     Args:
         inventory: Of this machine, probed or calibrated before.
         folder: On the disk that the checkpoint will be read from; a temporary file is written there.
         progress: Called with stage, done and total after every part of the work.
         effort: How much work the measurements do.
-        clock: Nanoseconds from any start.
+        probe: How the machine is reached.
 
     Raises:
         UsageError: The inventory was declared, so it may describe another machine.
@@ -75,107 +76,89 @@ def calibrate(
             where="--calibrate",
             got=f"a {inventory.source} inventory of {len(inventory.nodes)} node(s)",
             needed="a probed one",
-            hint="leave out --device, --cpu, --host-memory and --disk",
+            hint="leave out --device, --cpu, --host-memory, --disk and --nodes",
         )
-    work = effort or Effort()
-    report = progress or untold
+    work, way, report = effort or Effort(), probe or Probe(), progress or untold
     (node,) = inventory.nodes
-    disk = measure_disk(folder, report, file_bytes=work.file_bytes, clock=clock)
-    devices = tuple(
-        _calibrated_cpu(device, work, report, clock) if device.backend is Backend.CPU else device
-        for device in inventory.devices
-    )
+    disk, copy_rate = measure_disk(folder, report, effort=work, clock=way.clock, cpu_clock=way.cpu_clock)
+    places = (way.devices or torch_devices)(inventory)
+    devices = tuple(_calibrated(device, places[device.id], work, way, report) for device in inventory.devices)
     return msgspec.structs.replace(
         inventory,
         source="calibrated",
-        nodes=(msgspec.structs.replace(node, disk=disk),),
+        nodes=(msgspec.structs.replace(node, disk=disk, copy_bytes_per_second=copy_rate),),
         devices=devices,
+        links=_calibrated_links(inventory, places, work, way, report),
     )
 
 
-def _calibrated_cpu(device: Device, work: Effort, report: Progress, clock: Clock) -> Device:
-    stage = "measure CPU"
-    report(stage, 0, 3)
-    bytes_per_second = measure_memory_rate(work, clock)
-    report(stage, 1, 3)
-    flops_per_second = measure_product_rate(work, clock)
-    report(stage, 2, 3)
-    block_overhead_ns = measure_block_overhead_ns(work, clock)
-    report(stage, 3, 3)
+def torch_devices(inventory: Inventory) -> dict[DeviceId, torch.device]:
+    """Return torch's device for each of an inventory: those of one backend in chain order."""
+    import torch
+
+    seen: dict[Backend, int] = {}
+    found = {}
+    for device in inventory.devices:
+        index = seen.get(device.backend, 0)
+        seen[device.backend] = index + 1
+        is_cpu = device.backend is Backend.CPU
+        found[device.id] = torch.device("cpu") if is_cpu else torch.device(device.backend.value, index)
+    return found
+
+
+def _calibrated(device: Device, place: torch.device, work: Effort, way: Probe, report: Progress) -> Device:
+    stage, num_parts = f"measure {device.id}", 1 + len(KINDS)
+    is_cpu = device.backend is Backend.CPU
+    stopwatch = _stopwatch(place, way)
+    report(stage, 0, num_parts)
+    overheads = measure_overheads(place, work, stopwatch)
+    report(stage, 1, num_parts)
+    measured = []
+    for kind in KINDS:
+        measured.append(
+            measure_cpu_format(kind, place, overheads, work, stopwatch)
+            if is_cpu
+            else measure_accelerator_format(kind, place, work, stopwatch)
+        )
+        report(stage, 1 + len(measured), num_parts)
+    own = next(rates for rates in measured if rates.kind == OWN_KINDS[is_cpu])
     return msgspec.structs.replace(
         device,
-        memory_bytes_per_second=bytes_per_second,
-        flops_per_second=flops_per_second,
-        block_overhead_ns=block_overhead_ns,
+        memory_bytes_per_second=own.memory_bytes_per_second,
+        flops_per_second=own.flops_per_second,
+        block_overhead_ns=own.block_overhead_ns,
+        operation_overhead_ns=overheads.operation_ns,
+        format_rates=tuple(measured),
     )
 
 
-def measure_memory_rate(work: Effort, clock: Clock) -> int:
-    """Return the bytes per second at which fp32 weights are read for matrix-vector products."""
+def _calibrated_links(
+    inventory: Inventory,
+    places: Mapping[DeviceId, torch.device],
+    work: Effort,
+    way: Probe,
+    report: Progress,
+) -> tuple[Link, ...]:
+    if not inventory.links:
+        return ()
     import torch
 
-    side = work.matrix_side
-    weights = [torch.ones(side, side) for _ in range(work.matrices)]
-    vector = torch.ones(1, side)
+    ends = {**places, **{node.id: torch.device("cpu") for node in inventory.nodes}}
+    copies = way.copies or torch_copies(ends)
+    found: list[Link] = []
+    for link in inventory.links:
+        report("measure links", len(found), len(inventory.links))
+        # What is asked of two devices is done when that one is which takes part and is no CPU.
+        place = next((ends[end] for end in (link.target, link.source) if ends[end].type != "cpu"), None)
+        stopwatch = Stopwatch(way.clock) if place is None else _stopwatch(place, way)
+        found.append(measure_link(link, copies, work, stopwatch))
+    report("measure links", len(found), len(inventory.links))
+    return tuple(found)
 
-    def read_all() -> None:
-        for weight in weights:
-            torch.nn.functional.linear(vector, weight)
 
-    num_bytes = 4 * side * side * work.matrices
-    return round_rate(num_bytes * _NANOSECONDS // _median_ns(read_all, clock))
-
-
-def measure_product_rate(work: Effort, clock: Clock) -> int:
-    """Return the operations per second of fp32 matrix products; a multiplication and an addition are two."""
+def _stopwatch(place: torch.device, way: Probe) -> Stopwatch:
+    if place.type == "cpu":
+        return Stopwatch(way.clock, nothing_to_wait_for)
     import torch
 
-    weight = torch.ones(work.matrix_side, work.matrix_side)
-    rows = torch.ones(work.product_rows, work.matrix_side)
-    flops = 2 * work.product_rows * work.matrix_side * work.matrix_side
-    return round_rate(
-        flops * _NANOSECONDS // _median_ns(lambda: torch.nn.functional.linear(rows, weight), clock)
-    )
-
-
-def measure_block_overhead_ns(work: Effort, clock: Clock) -> int:
-    """Return the time of one transformer block of negligible size, in nanoseconds.
-
-    The difference between a model of two blocks and one of `work.blocks` more, so that what a model does once
-    does not count. Zero where noise makes the longer model look faster.
-    """
-    import torch
-    import transformers
-
-    def step_ns(num_blocks: int) -> int:
-        config = transformers.LlamaConfig(
-            vocab_size=8,
-            hidden_size=64,
-            intermediate_size=256,
-            num_hidden_layers=num_blocks,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-        )
-        # Initial weights must not take random numbers away from the caller.
-        with torch.random.fork_rng(devices=()):
-            model = torch.nn.Module.eval(transformers.LlamaModel(config))
-        token = torch.zeros(1, 1, dtype=torch.long)
-        with torch.inference_mode():
-            return _median_ns(lambda: model(input_ids=token, use_cache=False), clock, work.steps)
-
-    # The first model of a process also pays for what is set up once.
-    step_ns(1)
-    shorter_ns = step_ns(2)
-    longer_ns = step_ns(2 + work.blocks)
-    return round_rate(max(0, longer_ns - shorter_ns) // work.blocks)
-
-
-def _median_ns(action: Callable[[], object], clock: Clock, repeats: int = _REPEATS) -> int:
-    """Return the median time of `action` in nanoseconds, at least 1, after a run that is not timed."""
-    action()
-    times_ns = []
-    for _ in range(repeats):
-        start_ns = clock()
-        action()
-        times_ns.append(clock() - start_ns)
-    return max(1, statistics.median_low(times_ns))
+    return Stopwatch(way.clock, lambda: torch.accelerator.synchronize(place))

@@ -58,10 +58,13 @@ class AcceleratorEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of its own memory per second."""
     flops: Figure
     """Dense bf16 operations per second, accumulated in fp32."""
-    block_overhead: Figure
-    """Nanoseconds per block and visit."""
+    operation_overhead: Figure
+    """Nanoseconds per operation of a block."""
     host_link: str
     """Name of the link to host memory."""
+    host_link_sharers: Figure | None = None
+    """Neighbours in a machine that share one way to host memory, as behind a PCIe switch; None: each has its
+    own."""
     peer_link: str | None = None
     """Name of the link between two of its kind in one machine; None: over host memory."""
     host_memory_bytes: NumBytes | None = None
@@ -80,8 +83,8 @@ class CpuEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of host memory per second."""
     flops: Figure
     """fp32 operations per second."""
-    block_overhead: Figure
-    """Nanoseconds per block and visit."""
+    operation_overhead: Figure
+    """Nanoseconds per operation of a block."""
     features: tuple[str, ...]
     """Instruction sets out of `CPU_FEATURES`, sorted."""
 

@@ -13,8 +13,12 @@ _GB = 10**9
 _TFLOPS = 10**12
 
 _EAGER_OVERHEAD = Figure(
-    420_000,
-    "0.41-0.44 ms per block: measured less memory-bound decode on H100 and L4 (arXiv 2605.30571)",
+    9_800,
+    "0.41-0.44 ms per block, measured less memory-bound decode on H100 and L4 (arXiv 2605.30571), "
+    "of a decoder's 43 operations in transformers 5.24",
+)
+_SWITCHED_PAIR = Figure(
+    2, "pairs share a PCIe switch: topology of 8 A100 SXM (NVIDIA nvbandwidth issue 53, 2025)"
 )
 
 
@@ -25,6 +29,7 @@ def _accelerator(
     bandwidth: tuple[int, str],
     flops: tuple[float, str],
     links: tuple[str, str | None],
+    sharers: Figure | None = None,
 ) -> AcceleratorEntry:
     """Return a CUDA or ROCm entry; memory in GiB, bandwidth in GB/s, operations in TFLOP/s."""
     return AcceleratorEntry(
@@ -34,8 +39,9 @@ def _accelerator(
         memory=Figure(int(memory[0] * _GIB), memory[1]),
         bandwidth=Figure(bandwidth[0] * _GB, bandwidth[1]),
         flops=Figure(round(flops[0] * _TFLOPS), flops[1]),
-        block_overhead=_EAGER_OVERHEAD,
+        operation_overhead=_EAGER_OVERHEAD,
         host_link=links[0],
+        host_link_sharers=sharers,
         peer_link=links[1],
     )
 
@@ -85,6 +91,7 @@ ACCELERATORS = {
             (2039, f"{_A100} (SXM)"),
             (312, _A100),
             ("pcie4-x16", "nvlink3"),
+            _SWITCHED_PAIR,
         ),
         _accelerator(
             "a100-pcie-80gb",
@@ -101,6 +108,7 @@ ACCELERATORS = {
             (1555, "NVIDIA A100 40GB datasheet, 2020"),
             (312, "NVIDIA A100 40GB datasheet, 2020"),
             ("pcie4-x16", "nvlink3"),
+            _SWITCHED_PAIR,
         ),
         _accelerator(
             "a100-pcie-40gb",
@@ -196,7 +204,7 @@ ACCELERATORS = {
                 "bf16 product of 4096 x 4096 matrices in torch 2.8, 12.51 TFLOP/s "
                 "(torch-performance-test-data issue 65, 2025)",
             ),
-            block_overhead=_EAGER_OVERHEAD,
+            operation_overhead=_EAGER_OVERHEAD,
             host_link="unified-m4-max",
             host_memory_bytes=128 * _GIB,
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bayplan.planner.hardware.catalogue import CpuEntry, Figure
 
 _CPU_OVERHEAD = Figure(
-    250_000,
-    "0.24-0.27 ms per Llama block of negligible size, transformers 5.24, torch 2.13, Zen 4 core, 2026-11",
+    5_800,
+    "0.24-0.27 ms per Llama block of negligible size and 43 operations, transformers 5.24, torch 2.13, "
+    "Zen 4 core, 2026-11",
 )
 _AVX512_BF16 = ("avx2", "avx512_bf16", "avx512_vnni", "avx512f")
 _AMX = ("amx_bf16", "amx_int8", "avx2", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx512f")
@@ -39,7 +40,7 @@ def _cpu(
             num_cores * megahertz * 10**6 * flops_per_cycle,
             f"{source}: {num_cores} cores, {megahertz} MHz base clock, {flops_per_cycle} operations a cycle",
         ),
-        block_overhead=_CPU_OVERHEAD,
+        operation_overhead=_CPU_OVERHEAD,
         features=features,
     )
 
@@ -50,7 +51,7 @@ GENERIC_CPU = CpuEntry(
     cores=2,
     bandwidth=Figure(16_000_000_000, "fp32 matrix-vector products 15.1-16.9 GB/s on 2 Zen 4 cores, 2026-11"),
     flops=Figure(160_000_000_000, "fp32 matrix product 162-179 GFLOP/s on 2 Zen 4 cores, 2026-11"),
-    block_overhead=_CPU_OVERHEAD,
+    operation_overhead=_CPU_OVERHEAD,
     features=(),
 )
 """A CPU that is not in the catalogue; as declared it has two cores."""

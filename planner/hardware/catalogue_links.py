@@ -58,6 +58,17 @@ LINKS = {
 }
 """Links by name; PCIe figures are pinned copies, which is what streaming uses."""
 
+NETWORK = LinkEntry(
+    name="network",
+    bytes_per_second=50_000_000_000,
+    latency_ns=30_000,
+    source=(
+        "400 Gbit/s (InfiniBand NDR); 31-34 us for messages up to 8 KiB between two machines "
+        "(NVIDIA nccl-tests issue 214, 2024)"
+    ),
+)
+"""Between two machines; whoever declares several says how fast theirs is."""
+
 DEFAULT_DISK = DiskEntry(
     read_bytes_per_second=2_200_000_000,
     latency_ns=70_000,

@@ -1,4 +1,4 @@
-"""An inventory of a machine that is not here, declared from the catalogue.
+"""An inventory of machines that are not here, declared from the catalogue.
 
 Reads options, never a machine: the same options give the same bytes everywhere.
 """
@@ -8,17 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bayplan.planner.hardware.catalogue import AcceleratorEntry, find_accelerator, find_cpu
+import msgspec
+
+from bayplan.planner.hardware.catalogue import AcceleratorEntry, LinkEntry, find_accelerator, find_cpu
 from bayplan.planner.hardware.catalogue_accelerators import ACCELERATORS
 from bayplan.planner.hardware.catalogue_cpus import CPUS
-from bayplan.planner.hardware.catalogue_links import DEFAULT_DISK
-from bayplan.planner.hardware.inventory import Compute, Host, assemble, catalogue_disk
+from bayplan.planner.hardware.catalogue_links import DEFAULT_DISK, NETWORK
+from bayplan.planner.hardware.inventory import Compute, Host, assemble, catalogue_disk, repeated_node
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.hardware import Disk, Inventory
 from bayplan.schemas.sizes import parse_rate, parse_size
 
 MAX_DEVICES = 1024
 """More in one machine is a typing mistake."""
+
+MAX_NODES = 64
+"""Likewise."""
 
 _DEVICE = re.compile(r"(?P<name>[^*]+)(?:\*(?P<count>[0-9]{1,9}))?")
 
@@ -29,24 +34,31 @@ def declare_inventory(
     cpu: str | None = None,
     host_memory: str | None = None,
     disk: str | None = None,
+    nodes: int = 1,
+    network: str | None = None,
 ) -> Inventory:
-    """Return the inventory of one machine made of catalogue parts.
+    """Return the inventory of machines made of catalogue parts, all alike.
 
     Args:
         devices: `NAME` or `NAME*COUNT` of the catalogue's accelerators; their order is the chain's.
         cpu: Name of a catalogue CPU, one socket; None: the host computes nothing.
         host_memory: A size such as `1TiB`; may be left out where an accelerator has unified memory.
         disk: A read rate such as `7GB/s`; None: the catalogue's default disk.
+        nodes: How many such machines.
+        network: Rate between any two of them, such as `50GB/s`; None: there is but one.
 
     Raises:
+        UsageError: There is no machine, or over `MAX_NODES`.
+        UsageError: Several machines and no network between them, or the other way round.
         UsageError: Neither an accelerator nor a CPU is given.
         UsageError: A device is not of the form `NAME` or `NAME*COUNT`.
-        UsageError: There are over `MAX_DEVICES` accelerators.
+        UsageError: There are over `MAX_DEVICES` accelerators in one machine, or in all.
         UsageError: A name is not in the catalogue.
         UsageError: Several accelerators, one of them with unified memory.
         UsageError: `host_memory` is missing.
-        SizeError: `host_memory` is no size or `disk` no rate.
+        SizeError: `host_memory` is no size, or `disk` or `network` no rate.
     """
+    joined = _network(nodes, network)
     if not devices and cpu is None:
         raise UsageError(
             "the declared machine computes nothing",
@@ -74,7 +86,37 @@ def declare_inventory(
         )
         for entry in accelerators
     ]
-    return assemble(source="declared", host=host, disk=declared_disk, accelerators=found)
+    if len(found) * nodes > MAX_DEVICES:
+        raise UsageError(
+            "too many accelerators",
+            where="--nodes",
+            got=f"{nodes} machines with {len(found)} each",
+            needed=f"at most {MAX_DEVICES} in all",
+        )
+    machine = assemble(source="declared", host=host, disk=declared_disk, accelerators=found)
+    return machine if joined is None else repeated_node(machine, nodes, joined)
+
+
+def _network(nodes: int, rate: str | None) -> LinkEntry | None:
+    """Return the link between machines; None: there is but one."""
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(
+            "not a number of machines", where="--nodes", got=str(nodes), needed=f"1 to {MAX_NODES}"
+        )
+    if nodes == 1 and rate is not None:
+        raise UsageError(
+            "a network needs two machines", where="--network", got=repr(rate), hint="add --nodes 2"
+        )
+    if nodes == 1:
+        return None
+    if rate is None:
+        raise UsageError(
+            "the declared machines are not joined",
+            where="--network",
+            needed="a rate between any two",
+            hint="add for example --network 50GB/s, which is 400 Gbit/s",
+        )
+    return msgspec.structs.replace(NETWORK, bytes_per_second=parse_rate(rate, where="--network"))
 
 
 def _accelerators(devices: Sequence[str]) -> list[AcceleratorEntry]:

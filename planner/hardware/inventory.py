@@ -5,6 +5,7 @@ Owns the reserves, the device ids and which links there are. Reads no machine an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
@@ -59,8 +60,8 @@ def assemble(
     reserve_bytes = min(host.memory_bytes, max(HOST_RESERVE_MIN_BYTES, host.memory_bytes // 10))
     devices = [_accelerator(index, found, host.memory_bytes) for index, found in enumerate(accelerators)]
     links = [
-        _link(NODE_ID, device.id, LINKS[found.entry.host_link])
-        for device, found in zip(devices, accelerators, strict=True)
+        _link(NODE_ID, device.id, LINKS[found.entry.host_link], group=group)
+        for device, found, group in zip(devices, accelerators, _switches(accelerators), strict=True)
     ]
     # Devices without a link of their own exchange bytes over host memory, so only faster ways are listed.
     for (one, found), (other, peer) in combinations(zip(devices, accelerators, strict=True), 2):
@@ -76,6 +77,57 @@ def assemble(
         devices=tuple(devices),
         links=tuple(links),
     )
+
+
+def repeated_node(inventory: Inventory, count: int, network: LinkEntry) -> Inventory:
+    """Return the inventory of `count` machines like the one of `inventory`, each joined to each by a network.
+
+    The chain goes through all devices of a machine before it goes to the next.
+
+    Args:
+        inventory: Of one machine.
+        count: At least 1.
+        network: Between the host memories of any two.
+    """
+    names = [f"node{number}" for number in range(count)]
+
+    def moved(place: str, name: str) -> str:
+        return name + place.removeprefix(NODE_ID)
+
+    between = [_link(one, other, network) for one, other in combinations(names, 2)]
+    return msgspec.structs.replace(
+        inventory,
+        nodes=tuple(msgspec.structs.replace(node, id=name) for name in names for node in inventory.nodes),
+        devices=tuple(
+            msgspec.structs.replace(device, id=moved(device.id, name))
+            for name in names
+            for device in inventory.devices
+        ),
+        links=(
+            *(
+                msgspec.structs.replace(
+                    link, source=moved(link.source, name), target=moved(link.target, name)
+                )
+                for name in names
+                for link in inventory.links
+            ),
+            *between,
+        ),
+    )
+
+
+def _switches(accelerators: Sequence[Compute]) -> list[str]:
+    """Return for each accelerator the switch behind which it shares a way to host memory; empty: none."""
+    groups, seen = [], Counter[str]()
+    totals = Counter(found.kind for found in accelerators)
+    for found in accelerators:
+        sharers, kind = found.entry.host_link_sharers, found.kind
+        if sharers is None or totals[kind] == 1:
+            groups.append("")
+        else:
+            groups.append(f"{kind}-switch{seen[kind] // sharers.value}")
+        seen[kind] += 1
+    return groups
 
 
 def catalogue_disk(entry: DiskEntry) -> Disk:
@@ -95,7 +147,8 @@ def _accelerator(index: int, found: Compute, host_memory_bytes: int) -> Device:
         reserve_bytes=min(capacity_bytes, ACCELERATOR_RESERVE_BYTES),
         memory_bytes_per_second=found.entry.bandwidth.value,
         flops_per_second=found.entry.flops.value,
-        block_overhead_ns=found.entry.block_overhead.value,
+        block_overhead_ns=0,
+        operation_overhead_ns=found.entry.operation_overhead.value,
         shares_host_memory=found.shares_host_memory,
     )
 
@@ -109,16 +162,18 @@ def _cpu(entry: CpuEntry, host: Host, reserve_bytes: int) -> Device:
         reserve_bytes=reserve_bytes,
         memory_bytes_per_second=entry.bandwidth.value,
         flops_per_second=entry.flops.value,
-        block_overhead_ns=entry.block_overhead.value,
+        block_overhead_ns=0,
+        operation_overhead_ns=entry.operation_overhead.value,
         shares_host_memory=True,
         features=host.features,
     )
 
 
-def _link(source: str, target: str, entry: LinkEntry) -> Link:
+def _link(source: str, target: str, entry: LinkEntry, *, group: str = "") -> Link:
     return Link(
         source=source,
         target=target,
         bytes_per_second=entry.bytes_per_second,
         latency_ns=entry.latency_ns,
+        group=group,
     )

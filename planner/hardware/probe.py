@@ -151,6 +151,8 @@ def _slowest(backend: Backend) -> AcceleratorEntry:
         memory=Figure(0, "torch's figure is used"),
         bandwidth=min((entry.bandwidth for entry in entries), key=lambda figure: figure.value),
         flops=min((entry.flops for entry in entries), key=lambda figure: figure.value),
-        block_overhead=max((entry.block_overhead for entry in entries), key=lambda figure: figure.value),
+        operation_overhead=max(
+            (entry.operation_overhead for entry in entries), key=lambda figure: figure.value
+        ),
         host_link=slowest_link,
     )

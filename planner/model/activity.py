@@ -69,6 +69,15 @@ class StorageNote:
     """The block that was being called when it was last written: at first, when it was allocated."""
 
 
+class Handed(NamedTuple):
+    """What one call of a block's experts is handed."""
+
+    per_token: int
+    """Experts that a position is routed to."""
+    hidden_bytes: int
+    """Of the positions, without their routes."""
+
+
 @dataclasses.dataclass
 class ForwardLog:
     """Everything noted of one forward; blocks are named by their index in the partition."""
@@ -80,6 +89,8 @@ class ForwardLog:
     first_read: dict[int, int] = dataclasses.field(default_factory=dict)
     """Block to the number of the operation that first read a tensor of it."""
     flops: dict[int, int] = dataclasses.field(default_factory=dict)
+    operations: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Those that compute or copy: a view of a tensor takes no time to speak of."""
     output_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
     output_rows: dict[int, int] = dataclasses.field(default_factory=dict)
     """Block to the product of all sizes but the last of what it returned first."""
@@ -89,6 +100,13 @@ class ForwardLog:
     """Blocks whose tensors were read while they were not being called."""
     mutated: set[int] = dataclasses.field(default_factory=set)
     """Blocks with a buffer that was written in place."""
+    expert_flops: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Of `flops`, those within calls of the block's experts."""
+    expert_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Block to the bytes of the positions that were handed to its experts."""
+    expert_routes: dict[int, set[int | None]] = dataclasses.field(default_factory=dict)
+    """Block to the numbers of experts that its calls routed a position to. None: the experts were called with
+    something else, or their tensors were read without a call of them."""
 
 
 class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,21 +121,27 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         owners: Mapping[int, frozenset[int]],
         buffers: frozenset[int],
         *,
+        experts: Mapping[int, int] | None = None,
         max_call_operations: int | None = None,
     ) -> None:
         """Watch the storages of `owners`, by their blocks; a write to one of `buffers` is noted.
 
-        Give up where one call of a block takes more than `max_call_operations`.
+        So is a read of one of `experts`, by their blocks too, without a call of the block's experts. Give up
+        where one call of a block takes more than `max_call_operations`.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = ForwardLog()
         self.cache: object = None
         self._owners = owners
         self._buffers = buffers
+        self._experts = experts or {}
         self._notes: dict[int, StorageNote] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._runner = Runner()
         self._stack: list[int] = []
+        self._called_experts: int | None = None
+        """The block whose experts are being called."""
+        self._flops_before = 0
         self._ancestors: dict[int, set[int]] = {}
         """Block to the blocks whose work it has used, at any distance."""
         self._num_storages = 0
@@ -137,6 +161,7 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alive = [Event(EventKind.ALLOCATE, note.serial, note.num_bytes) for note in self._notes.values()]
         self.log = ForwardLog(events=alive)
         self._stack.clear()
+        self._called_experts = self._runner.num_routed = None
         self._num_operations = 0
         self._last_operation = MAX_OPERATIONS
 
@@ -181,6 +206,21 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._num_more_calls = None
                 raise SeenEnoughError
 
+    def enter_experts(self, block: int, handed: Handed | None) -> None:
+        """Note that the experts of `block` are being called, with positions and routes, or something else."""
+        self._called_experts = block
+        self._flops_before = self.log.flops.get(block, 0)
+        self._runner.num_routed = None if handed is None else handed.per_token
+        self.log.expert_routes.setdefault(block, set()).add(self._runner.num_routed)
+        if handed is not None:
+            self.log.expert_bytes[block] = self.log.expert_bytes.get(block, 0) + handed.hidden_bytes
+
+    def exit_experts(self, block: int) -> None:
+        """Note that they have returned."""
+        flops = self.log.flops.get(block, 0) - self._flops_before
+        self.log.expert_flops[block] = self.log.expert_flops.get(block, 0) + flops
+        self._called_experts = self._runner.num_routed = None
+
     def note(self, tensor: torch.Tensor) -> StorageNote | None:
         """Return what is known of a tensor's storage; None for what is no activation."""
         return self._notes.get(storage_key(tensor))
@@ -196,7 +236,8 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._num_operations > self._last_operation:
             raise TraceTooLongError(f"a forward takes more than {MAX_OPERATIONS} operations")
         kwargs = kwargs or {}
-        self.log.events.append(Event(EventKind.OPERATE, self._runner.kind(func).number, 0))
+        kind = self._runner.kind(func)
+        self.log.events.append(Event(EventKind.OPERATE, kind.number, 0))
         tensors = argument_tensors(args, kwargs)
         producers = self._read(func, args, kwargs, tensors)
         # Between the blocks a model picks what is real among its images and positions, at most all; within a
@@ -205,12 +246,12 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output, flops = self._runner.run(func, args, kwargs, tensors)
         for tensor in tensors_in(output):
             self._register(tensor, producers)
-        if flops:
+        if not kind.is_view:
             self._credit(flops, tensors, producers)
         return output
 
     def _credit(self, flops: int, tensors: Sequence[torch.Tensor], producers: frozenset[int]) -> None:
-        """Note work as that of the block that is called.
+        """Note an operation and its work as that of the block that is called.
 
         Between the calls it is that of the block whose weights are read, or else whose results are.
         """
@@ -220,7 +261,9 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             blocks = frozenset().union(*owners) or producers
         if blocks:
             block = min(blocks)
-            self.log.flops[block] = self.log.flops.get(block, 0) + flops
+            self.log.operations[block] = self.log.operations.get(block, 0) + 1
+            if flops:
+                self.log.flops[block] = self.log.flops.get(block, 0) + flops
 
     def _read(
         self,
@@ -238,6 +281,9 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owners = self._owners.get(key)
             if owners is not None:
                 self._read_owned(owners)
+                experts = self._experts.get(key)
+                if experts is not None and experts != self._called_experts:
+                    self.log.expert_routes.setdefault(experts, set()).add(None)
                 if top is None:
                     producers.update(owners)
                 continue

@@ -163,6 +163,9 @@ def _of_last_chunk(
     return dataclasses.replace(
         whole,
         flops=of_chunk(whole.flops, [point.flops for point in points]),
+        operations=of_chunk(whole.operations, [point.operations for point in points]),
+        expert_flops=of_chunk(whole.expert_flops, [point.expert_flops for point in points]),
+        expert_bytes=of_chunk(whole.expert_bytes, [point.expert_bytes for point in points]),
         output_bytes=of_chunk(whole.output_bytes, [point.output_bytes for point in points]),
         handed_bytes=of_chunk(whole.handed_bytes, [point.handed_bytes for point in points]),
     )
@@ -187,6 +190,7 @@ class _Curve:
         return ForwardFigures(
             moments=moments,
             flops=self.by_key([point.flops for point in points]),
+            operations=self.by_key([point.operations for point in points]),
             activation_bytes=dict(extremes.by_block),
             output_bytes=self.by_key([point.output_bytes for point in points]),
             handed_bytes=self.by_key([point.handed_bytes for point in points]),
@@ -196,6 +200,9 @@ class _Curve:
             first_read=last.first_read,
             used_outside=last.used_outside,
             mutated=last.mutated,
+            expert_flops=self.by_key([point.expert_flops for point in points]),
+            expert_bytes=self.by_key([point.expert_bytes for point in points]),
+            expert_routes=last.expert_routes,
         )
 
     def by_key(self, points: Sequence[Mapping[_Key, int]]) -> dict[_Key, int]:

@@ -38,6 +38,8 @@ class ForwardFigures:
     """What one forward was seen to do; blocks are named by their index in the partition."""
 
     flops: dict[int, int]
+    operations: dict[int, int]
+    """Without those that only make a view of a tensor."""
     moments: tuple[Moment, ...]
     """What was alive when, in order."""
     activation_bytes: dict[int, int]
@@ -55,6 +57,12 @@ class ForwardFigures:
     """Likewise, of the first read of a tensor of the block."""
     used_outside: frozenset[int]
     mutated: frozenset[int]
+    expert_flops: dict[int, int]
+    """Of `flops`, those of the block's experts."""
+    expert_bytes: dict[int, int]
+    """Of the positions that were handed to the block's experts."""
+    expert_routes: dict[int, frozenset[int | None]]
+    """Numbers of experts that a position was routed to; None: the experts were used in another way."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,6 +314,7 @@ def _figures(log: ForwardLog, cache: CacheHold) -> ForwardFigures:
     return ForwardFigures(
         moments=seen,
         flops=log.flops,
+        operations=log.operations,
         activation_bytes=dict(extremes.by_block),
         output_bytes=log.output_bytes,
         handed_bytes=dict(handed),
@@ -315,4 +324,7 @@ def _figures(log: ForwardLog, cache: CacheHold) -> ForwardFigures:
         first_read=log.first_read,
         used_outside=frozenset(log.used_outside),
         mutated=frozenset(log.mutated),
+        expert_flops=log.expert_flops,
+        expert_bytes=log.expert_bytes,
+        expert_routes={block: frozenset(routes) for block, routes in log.expert_routes.items()},
     )

@@ -36,10 +36,24 @@ Digests = tuple[tuple[str, str], ...]
 LIBRARIES = ("bayplan", "torch", "transformers", "huggingface_hub", "timm", "diffusers")
 """Those whose code makes the graph."""
 
-ENTRY_VERSION = 1
+ENTRY_VERSION = 2
 """Bump when what an entry holds changes its meaning; a new field of a struct changes bayplan's own files."""
 
-_PLACING_OPTIONS = frozenset({"inventory", "max_memory", "objective", "pins", "no_spill", "use_cache"})
+_PLACING_OPTIONS = frozenset(
+    {
+        "device_map",
+        "format_config",
+        "free",
+        "inventory",
+        "max_memory",
+        "objective",
+        "pins",
+        "no_spill",
+        "previous",
+        "time_limit_s",
+        "use_cache",
+    }
+)
 """Read after the model, when it is placed."""
 _DIGESTED_FIELDS = frozenset({"config_path", "parse"})
 """Of the source; what they lead to is in the key as digests."""

@@ -31,6 +31,8 @@ class Runner:
     def __init__(self) -> None:
         self.takes_all = False
         """Whether a mask without values is taken to be true everywhere, where places in it are asked for."""
+        self.num_routed: int | None = None
+        """Within a call of experts: those that each position is routed to."""
         self._kinds: dict[int, Kind] = {}
         self._lost: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """Storages on the CPU into which something without values was written."""
@@ -146,6 +148,8 @@ class Runner:
             return Result(output=False, flops=0)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _META}
+        if self.num_routed is not None and func is _aten.nonzero.default:
+            return Result(_routed(_tensor(args[0]), self.num_routed), 0)
         if not (is_mixed or self.takes_all):
             return run_remembered(func, kind, args, kwargs)
         written = [
@@ -192,6 +196,22 @@ class Runner:
         lost = self._lost
         if key not in lost:
             lost[key] = weakref.ref(storage, lambda _: lost.pop(key))
+
+
+def _routed(mask: torch.Tensor, num_routed: int) -> torch.Tensor:
+    """Return the places at which a mask of routes is true, as if all positions went to the same experts.
+
+    Where they really go, nobody knows. The work is the same wherever; one expert with all positions at once
+    has the most alive.
+
+    Args:
+        mask: `[experts]`, those that anything is routed to; or `[routes, positions]` of one of them, at each
+            position at most one of its routes.
+        num_routed: Routes of a position.
+    """
+    if mask.dim() == 1:
+        return torch.arange(len(mask), device=_CPU)[:num_routed].unsqueeze(1)  # as large as for all experts
+    return torch.empty((mask.shape[-1], mask.dim()), dtype=torch.int64, device=_META)
 
 
 def _zeros_like(on_meta: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import msgspec
 import torch
 import transformers
 
+from bayplan.planner.format_choice import parse_request
 from bayplan.planner.model.facts import Obstacle, ReadModel
 from bayplan.planner.model.fit import Fit, fit_checkpoint
 from bayplan.planner.model.library import Library
@@ -25,7 +26,7 @@ from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
 from bayplan.planner.name_rules import folded_names
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.stored_form import FLOATS, parse_format
+from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.errors import UsageError, first_names
 from bayplan.schemas.graph import ModelGraph
 from bayplan.schemas.plan import Checkpoint, Model
@@ -163,7 +164,7 @@ def _scheme(source: ModelSource, built: _Built) -> tuple[Scheme | None, Obstacle
 
 
 def _build(source: ModelSource, options: PlanOptions) -> _Built:
-    asked = None if options.format is None else parse_format(options.format, where="--format")
+    asked = parse_request(options.format, options.format_config).plain
     if source.factory is not None:
         if options.format is not None:
             raise UsageError("a factory chooses its own data types", where="--format")
@@ -202,13 +203,13 @@ def _build(source: ModelSource, options: PlanOptions) -> _Built:
     )
 
 
-def _asked_dtype(asked: str | None) -> torch.dtype | None:
-    """Return the plain data type that is asked for; None: none is, or a quantized format."""
-    return torch_dtype(asked) if asked is not None and asked in FLOATS else None
+def _asked_dtype(asked: FloatFormat | None) -> torch.dtype | None:
+    """Return the plain data type that is asked for; None: none is."""
+    return None if asked is None else torch_dtype(asked)
 
 
 def _choose_dtype(
-    source: ModelSource, config: transformers.PretrainedConfig, asked: str | None
+    source: ModelSource, config: transformers.PretrainedConfig, asked: FloatFormat | None
 ) -> tuple[torch.dtype, tuple[str, ...]]:
     """Return the data type to build in: that of what is not quantized, and of all products."""
     dtype = _asked_dtype(asked)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from bayplan.planner.model.activity import TraceTooLongError
 from bayplan.planner.model.block_tensors import BlockTensors
 from bayplan.planner.model.blocks import BlockSpec, declared_no_split, partition
+from bayplan.planner.model.experts import ExpertsModule, block_experts, find_experts
 from bayplan.planner.model.extrapolate import observe_any_length
 from bayplan.planner.model.forwards import (
     ForwardFigures,
@@ -28,7 +29,7 @@ from bayplan.planner.model.inputs import attempts
 from bayplan.planner.model.towers import observe_towers
 from bayplan.planner.model.untraced import guess_figures
 from bayplan.planner.model.workload import max_context
-from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, Work
+from bayplan.schemas.graph import BlockExperts, Edge, GraphBlock, ModelGraph, TensorRecord, Work
 from bayplan.schemas.types import Reason
 from bayplan.skeleton.config_file import FOREIGN_FAULTS
 from bayplan.skeleton.tree import tree_digest
@@ -88,8 +89,10 @@ def trace_model(
         base = guess.base_activation_bytes
     else:
         base = _base_bytes(observation)
+        experts = find_experts(model, blocks)
         graph_blocks = tuple(
-            _observed_block(index, blocks, listed, tensors, observation, base) for index in order
+            _observed_block(index, blocks, listed, tensors, observation, base, experts.get(index))
+            for index in order
         )
         edges = _edges(order, blocks, observation)
     return ModelGraph(
@@ -220,6 +223,7 @@ def _observed_block(
     tensors: BlockTensors,
     observation: Observation,
     base_bytes: int,
+    experts: ExpertsModule | None,
 ) -> GraphBlock:
     prefill = _prefill_work(index, observation, base_bytes)
     return _graph_block(
@@ -230,20 +234,47 @@ def _observed_block(
         kv_bytes=_kv_bytes(index, observation),
         resident_reason=_observed_reason(index, blocks, tensors, observation),
         num_calls=max(figures.num_calls.get(index, 0) for figures in _all_figures(observation)),
+        experts=None if experts is None else _experts(index, experts, blocks, tensors, observation),
+    )
+
+
+def _experts(
+    index: int,
+    experts: ExpertsModule,
+    blocks: Sequence[BlockSpec],
+    tensors: BlockTensors,
+    observation: Observation,
+) -> BlockExperts | None:
+    prefix = f"{experts.fqn}."
+    if any(fqn.startswith(prefix) for fqn in tensors.tied_params.intersection(blocks[index].fqns)):
+        return None  # Another part of the model needs them where it is.
+    prefill = _prefill_figures(index, observation)
+    return block_experts(
+        index,
+        experts,
+        prefill=prefill,
+        decode=prefill if observation.decode is None else observation.decode,
+        forwards=_all_figures(observation),
     )
 
 
 def _prefill_work(index: int, observation: Observation, base_bytes: int) -> Work:
     """Return what a prefill asks of a block: one with images where that is more, or the only one."""
-    # An encoder runs when the cache is filled and not again. What is read without a call has figures too.
-    firsts = [one for one in (observation.prefill, observation.filled) if one is not None]
-    used = next((one for one in firsts if index in one.activation_bytes), None)
-    if used is None:
-        towers = [tower.figures for tower in observation.towers if index in tower.figures.activation_bytes]
-        return _work(index, towers[0] if towers else observation.prefill, base_bytes)
+    used = _prefill_figures(index, observation)
     work = _work(index, used, base_bytes)
+    if index not in used.activation_bytes or any(used is tower.figures for tower in observation.towers):
+        return work
     extra = max((_extra_bytes(index, tower, observation.prefill) for tower in observation.towers), default=0)
     return msgspec.structs.replace(work, activation_bytes=work.activation_bytes + extra)
+
+
+def _prefill_figures(index: int, observation: Observation) -> ForwardFigures:
+    """Return the forward whose work is a block's prefill."""
+    # An encoder runs when the cache is filled and not again. What is read without a call has figures too.
+    firsts = [one for one in (observation.prefill, observation.filled) if one is not None]
+    towers = [tower.figures for tower in observation.towers]
+    seen = (one for one in (*firsts, *towers) if index in one.activation_bytes)
+    return next(seen, observation.prefill)
 
 
 def _extra_bytes(index: int, tower: TowerForward, text: ForwardFigures) -> int:
@@ -267,6 +298,7 @@ def _work(index: int, figures: ForwardFigures, base_bytes: int) -> Work:
         flops=figures.flops.get(index, 0),
         activation_bytes=max(0, figures.activation_bytes.get(index, 0) - base_bytes),
         output_bytes=figures.output_bytes.get(index, 0),
+        num_operations=figures.operations.get(index, 0),
     )
 
 
@@ -279,6 +311,7 @@ def _graph_block(
     kv_bytes: int,
     resident_reason: Reason | None,
     num_calls: int = 1,
+    experts: BlockExperts | None = None,
 ) -> GraphBlock:
     return GraphBlock(
         id=block.id,
@@ -289,6 +322,7 @@ def _graph_block(
         decode=decode,
         num_calls=num_calls,
         resident_reason=resident_reason,
+        experts=experts,
     )
 
 

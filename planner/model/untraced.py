@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from bayplan.planner.model.blocks import BlockSpec
     from bayplan.schemas.plan import Workload
 
+# A Llama block has nine parameters and dispatches 43 operations in a step.
+_OPERATIONS_PER_PARAMETER = 5
+
 # Config fields of caches that are not keys and values of every position in every layer.
 _OTHER_CACHE_FIELDS = (
     "attention_chunk_size",
@@ -103,6 +106,7 @@ def _work(tensors: Sequence[TensorRecord], num_positions: int) -> Work:
         flops=2 * num_elements * num_positions,
         activation_bytes=(outputs + width) * num_positions,
         output_bytes=width * num_positions,
+        num_operations=_OPERATIONS_PER_PARAMETER * len(params),
     )
 
 

@@ -16,6 +16,7 @@ import transformers
 
 from bayplan.planner.model.activity import ActivityMode
 from bayplan.planner.model.cache_tensors import CACHE_ARGUMENTS
+from bayplan.planner.model.experts import find_experts, hook_experts, owners_of_experts
 from bayplan.planner.model.known_values import MAX_KNOWN_ELEMENTS
 from bayplan.planner.model.operations import RealPathMode
 from bayplan.planner.model.tensor_arguments import storage_key
@@ -75,14 +76,18 @@ def watched(
     """
     with buffers_without_weights(model) as twins, contextlib.ExitStack() as stack:
         block_of = {fqn: index for index, block in enumerate(blocks) for fqn in block.fqns}
+        experts = find_experts(model, blocks)
         mode = ActivityMode(
             _owners(model, block_of),
             frozenset(map(storage_key, twins.values())),
+            experts=owners_of_experts(experts),
             max_call_operations=max_call_operations,
         )
         for index, block in enumerate(blocks):
             if not block.is_own:
                 _hook(block.module, index, mode, stack)
+        for index, found in experts.items():
+            hook_experts(found.module, index, mode, stack)
         stack.enter_context(_quiet())
         stack.enter_context(complete_outputs())
         stack.enter_context(torch.no_grad())

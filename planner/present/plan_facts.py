@@ -5,7 +5,7 @@ Owns the wording of each line beside the tables. Knows nothing of terminals or m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 
 from bayplan.planner.present.fold import fold_ids
 from bayplan.planner.present.reasons import REASON_TEXTS
@@ -18,7 +18,7 @@ from bayplan.planner.present.wording import (
     rate_text,
     share_text,
 )
-from bayplan.schemas.hardware import Device, Inventory
+from bayplan.schemas.hardware import Device, FormatRates, Inventory
 from bayplan.schemas.plan import Pin, Plan
 from bayplan.schemas.sizes import format_duration_ns, format_size
 from bayplan.schemas.types import Reason, SolverStatus
@@ -83,7 +83,7 @@ def header_facts(plan: Plan) -> tuple[Fact, ...]:
 
 def prediction_facts(plan: Plan) -> tuple[Fact, ...]:
     """Return streaming, predicted times and the bound that they are measured against."""
-    return tuple((*_streaming(plan), ("predicted", _predicted(plan)), ("bound", _bound(plan))))
+    return (*_streaming(plan), ("predicted", _predicted(plan)), ("bound", _bound(plan)), *_moved(plan))
 
 
 def assumption_facts(plan: Plan) -> tuple[Fact, ...]:
@@ -146,6 +146,12 @@ def _bound(plan: Plan) -> str:
     )
 
 
+def _moved(plan: Plan) -> Iterator[Fact]:
+    moved_bytes = plan.summary.moved_bytes
+    if moved_bytes is not None:
+        yield "moved", f"{format_size(moved_bytes)} against the plan before it"
+
+
 def _demands(plan: Plan) -> str:
     problem = plan.problem
     single_node = has_single_node([plan])
@@ -155,17 +161,29 @@ def _demands(plan: Plan) -> str:
         for device, num_bytes in problem.max_memory_bytes.items()
     ]
     demands += ["no streaming"] if problem.no_spill else []
-    demands += [_pin_text(pin, single_node) for pin in problem.pins]
+    demands += _pin_texts(problem.pins, single_node)
     demands += [f"{printable(name)} undivided" for name in problem.no_split]
     return ", ".join(demands)
 
 
+def _pin_texts(pins: Sequence[Pin], single_node: bool) -> list[str]:
+    """Return the pins; those that differ in one number only are one, as a device map has one for each layer."""
+    texts = [_pin_text(pin, single_node) for pin in pins]
+    patterns = [pin.pattern for pin in pins]
+    if len(set(patterns)) < len(patterns):
+        return [f"pin {printable(pattern)}{text}" for pattern, text in zip(patterns, texts, strict=True)]
+    said = dict(zip(patterns, texts, strict=True))
+    return [f"pin {printable(fold.label)}{said[fold.ids[0]]}" for fold in fold_ids(patterns, texts)]
+
+
 def _pin_text(pin: Pin, single_node: bool) -> str:
-    text = f"pin {printable(pin.pattern)}"
+    text = ""
     if pin.device is not None:
         text += f" on {device_label(pin.device, single_node=single_node)}"
     if pin.residency is not None:
         text += f" {pin.residency}"
+    if pin.format is not None:
+        text += f" in {printable(pin.format)}"
     return text
 
 
@@ -184,18 +202,26 @@ def _rates(plan: Plan) -> str:
     """Return where the rates are from and what they are."""
     inventory = plan.inventory
     used = {device.id for device in plan.devices}
-    texts = {device.id: _device_rates(device) for device in inventory.devices if device.id in used}
+    kinds = {plan.formats[block.format].kind for block in plan.blocks}
+    texts = {device.id: _device_rates(device, kinds) for device in inventory.devices if device.id in used}
     disks = sorted({node.disk.read_bytes_per_second for node in inventory.nodes if node.disk is not None})
     clauses = [*_alike(plan, texts), *(f"disk {rate_text(rate, 'B/s')}" for rate in disks)]
     return "; ".join((rates_source(inventory), *clauses))
 
 
-def _device_rates(device: Device) -> str:
-    return (
-        f"{rate_text(device.memory_bytes_per_second, 'B/s')}, "
-        f"{rate_text(device.flops_per_second, 'FLOP/s')}, "
-        f"{format_duration_ns(device.block_overhead_ns)} a block"
-    )
+def _device_rates(device: Device, kinds: Set[str]) -> str:
+    """Return the device's rates, or those that it was measured with for the kinds of format of the plan."""
+    measured = [rates for rates in device.format_rates if rates.kind in kinds]
+    texts = [f"{rates.kind} {_rates_text(rates)}" for rates in measured] or [_rates_text(device)]
+    if device.operation_overhead_ns:
+        texts.append(f"{format_duration_ns(device.operation_overhead_ns)} an operation")
+    return ", ".join(texts)
+
+
+def _rates_text(rates: Device | FormatRates) -> str:
+    text = f"{rate_text(rates.memory_bytes_per_second, 'B/s')}, {rate_text(rates.flops_per_second, 'FLOP/s')}"
+    overhead_ns = rates.block_overhead_ns
+    return f"{text}, {format_duration_ns(overhead_ns)} a block" if overhead_ns else text
 
 
 def _capacities(plan: Plan) -> str:

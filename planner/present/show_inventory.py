@@ -15,13 +15,18 @@ from bayplan.planner.present.plan_facts import rates_source
 from bayplan.planner.present.plan_tables import Table
 from bayplan.planner.present.show import SplitTable, facts_grid
 from bayplan.planner.present.wording import printable, rate_text
-from bayplan.schemas.hardware import Device, Inventory, Link, Node
+from bayplan.schemas.hardware import Device, FormatRates, Inventory, Link, Node
 from bayplan.schemas.sizes import format_duration_ns, format_size
 
 
 def render_inventory(inventory: Inventory) -> RenderableType:
     """Return the picture of `inventory` for a terminal."""
-    tables = [_device_table(inventory), _node_table(inventory), _link_table(inventory)]
+    tables = [
+        _device_table(inventory),
+        _rates_table(inventory),
+        _node_table(inventory),
+        _link_table(inventory),
+    ]
     source = [("inventory", f"{printable(inventory.source)}, {rates_source(inventory)}")]
     parts: list[RenderableType] = [facts_grid(source)]
     for table in tables:
@@ -35,9 +40,29 @@ def render_inventory(inventory: Inventory) -> RenderableType:
 
 
 def _device_table(inventory: Inventory) -> Table:
-    header = ("device", "kind", "memory", "reserve", "reads", "computes", "per block")
+    header = ("device", "kind", "memory", "reserve", "reads", "computes", "operation")
     rows = {device.id: _device_row(device) for device in inventory.devices}
     return Table(header, _folded(rows), frozenset(range(2, 7)))
+
+
+def _rates_table(inventory: Inventory) -> Table:
+    """Return what was measured by kind of format; devices alike in everything are one row."""
+    header = ("device", "format", "reads", "reads cache", "computes", "block")
+    rows: list[tuple[str, ...]] = []
+    for position in range(max((len(device.format_rates) for device in inventory.devices), default=0)):
+        measured = [device for device in inventory.devices if position < len(device.format_rates)]
+        rows += _folded({device.id: _rates_row(device.format_rates[position]) for device in measured})
+    return Table(header, tuple(rows), frozenset(range(2, 6)))
+
+
+def _rates_row(rates: FormatRates) -> tuple[str, ...]:
+    return (
+        printable(rates.kind),
+        rate_text(rates.memory_bytes_per_second, "B/s"),
+        rate_text(rates.cache_bytes_per_second, "B/s"),
+        rate_text(rates.flops_per_second, "FLOP/s"),
+        format_duration_ns(rates.block_overhead_ns),
+    )
 
 
 def _device_row(device: Device) -> tuple[str, ...]:
@@ -48,7 +73,7 @@ def _device_row(device: Device) -> tuple[str, ...]:
         format_size(device.reserve_bytes),
         rate_text(device.memory_bytes_per_second, "B/s"),
         rate_text(device.flops_per_second, "FLOP/s"),
-        format_duration_ns(device.block_overhead_ns),
+        format_duration_ns(device.operation_overhead_ns),
     )
 
 

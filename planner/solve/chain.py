@@ -1,7 +1,7 @@
 """The chain that the solver places: blocks in execution order with what each costs, whatever holds it.
 
-Made from a traced graph, or from the `problem` section of a plan, so that solving again needs no model.
-Knows no device.
+Made from a traced graph and the forms of its blocks, or from the `problem` section of a plan, so that solving
+again needs no model. Knows no device.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from itertools import groupby
 
 import msgspec
 
-from bayplan.schemas.dtypes import parse_dtype
-from bayplan.schemas.graph import GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
-from bayplan.schemas.plan import BlockRun, Plan, PlannedEdge, aligned_bytes
+from bayplan.schemas.graph import GraphBlock, ModelGraph
+from bayplan.schemas.plan import BlockForm, BlockRun, Plan, PlannedEdge, Workload, aligned_bytes
 from bayplan.schemas.types import OWN_SUFFIX, Fqn, NumBytes
 
 
@@ -29,34 +28,53 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be placed."""
 
     ids: tuple[Fqn, ...]
-    exact_bytes: tuple[NumBytes, ...]
-    """Per block, parameters and buffers without alignment."""
     costs: tuple[BlockRun, ...]
     """Per block, each with `count` 1."""
+    kinds: dict[str, str]
+    """Kind of each format that a form names."""
     ties: tuple[ChainTie, ...]
     edges: tuple[PlannedEdge, ...]
     base_activation_bytes: NumBytes
     scratch_bytes: NumBytes
+    decode_tokens: int = 1
+    """Positions of one decoding step, over all rows of the batch."""
+    prefill_tokens: int = 1
+    """Positions of one prefill chunk."""
+    num_batches: int = 1
+    """In flight: blocks hold a cache for each, and a call reads that of one."""
 
     def __len__(self) -> int:
         """Number of blocks."""
         return len(self.ids)
 
 
-def chain_from_graph(graph: ModelGraph, *, scratch_bytes: int) -> Chain:
+def chain_from_graph(
+    graph: ModelGraph,
+    forms: tuple[tuple[BlockForm, ...], ...],
+    kinds: dict[str, str],
+    workload: Workload,
+    *,
+    scratch_bytes: int,
+) -> Chain:
     """Return the chain of a traced model.
 
     Args:
-        graph: Blocks in execution order, tensors in the data types in which they will be bound.
+        graph: Blocks in execution order.
+        forms: Per block, what it takes in each format that it may be in; the first is the model's own.
+        kinds: Kind of each format.
+        workload: Says how many positions a call has.
         scratch_bytes: What the reader needs besides slots.
     """
-    tied = {block.id: _tied_bytes(block, graph.ties) for block in graph.blocks}
-    place = {block.id: index for index, block in enumerate(graph.blocks)}
+    ids = tuple(block.id for block in graph.blocks)
+    place = {block_id: index for index, block_id in enumerate(ids)}
     return Chain(
-        ids=tuple(block.id for block in graph.blocks),
-        exact_bytes=tuple(block.num_bytes for block in graph.blocks),
-        costs=tuple(_cost_of(block, tied[block.id]) for block in graph.blocks),
-        ties=tuple(_chain_tie(graph, group) for group in graph.ties),
+        ids=ids,
+        costs=tuple(_cost_of(block, own) for block, own in zip(graph.blocks, forms, strict=True)),
+        kinds=kinds,
+        ties=tuple(
+            ChainTie(positions=_positions(ids, group.fqns), num_bytes=aligned_bytes(group.num_bytes))
+            for group in graph.ties
+        ),
         edges=tuple(
             PlannedEdge(
                 source=edge.source,
@@ -69,26 +87,27 @@ def chain_from_graph(graph: ModelGraph, *, scratch_bytes: int) -> Chain:
         ),
         base_activation_bytes=graph.base_activation_bytes,
         scratch_bytes=scratch_bytes,
+        decode_tokens=workload.batch,
+        prefill_tokens=workload.batch * workload.prefill_chunk,
     )
 
 
 def chain_from_plan(plan: Plan) -> Chain:
-    """Return the chain that `plan` was made from; block ids and bytes come from its blocks."""
+    """Return the chain that `plan` was made from; block ids come from its blocks."""
     ids = tuple(block.id for block in plan.blocks)
     return Chain(
         ids=ids,
-        exact_bytes=tuple(block.num_bytes for block in plan.blocks),
         costs=unfold(plan.problem.runs),
+        kinds={name: form.kind for name, form in plan.formats.items()},
         ties=tuple(
-            ChainTie(
-                positions=_positions(ids, tie.fqns),
-                num_bytes=aligned_bytes(tie.num_bytes),
-            )
+            ChainTie(positions=_positions(ids, tie.fqns), num_bytes=aligned_bytes(tie.num_bytes))
             for tie in plan.ties
         ),
         edges=plan.problem.edges,
         base_activation_bytes=plan.problem.base_activation_bytes,
         scratch_bytes=plan.problem.scratch_bytes,
+        decode_tokens=plan.workload.batch,
+        prefill_tokens=plan.workload.batch * plan.workload.prefill_chunk,
     )
 
 
@@ -127,67 +146,22 @@ def _positions(ids: tuple[Fqn, ...], fqns: tuple[Fqn, ...]) -> tuple[int, ...]:
     return tuple(index for index, block_id in enumerate(ids) if block_id in owners)
 
 
-def _chain_tie(graph: ModelGraph, group: TiedGroup) -> ChainTie:
-    ids = tuple(block.id for block in graph.blocks)
-    return ChainTie(
-        positions=_positions(ids, group.fqns),
-        num_bytes=aligned_bytes(group.num_bytes),
-    )
-
-
-def _tied_bytes(block: GraphBlock, ties: tuple[TiedGroup, ...]) -> int:
-    """Return bytes of tied weights that `block` uses but an earlier block lists."""
-    listed = {tensor.fqn for tensor in block.tensors}
-    prefix = f"{block.id}."
-    return sum(
-        group.num_bytes
-        for group in ties
-        if any(fqn.startswith(prefix) for fqn in group.fqns) and listed.isdisjoint(group.fqns)
-    )
-
-
-def _cost_of(block: GraphBlock, tied_bytes: int) -> BlockRun:
-    parameters = [tensor for tensor in block.tensors if not tensor.is_buffer]
-    weight_bytes = sum(tensor.num_bytes for tensor in parameters) + tied_bytes
+def _cost_of(block: GraphBlock, forms: tuple[BlockForm, ...]) -> BlockRun:
     return BlockRun(
         first=block.id,
         count=1,
         class_name=block.class_name,
-        parameter_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in parameters),
-        buffer_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in block.tensors if tensor.is_buffer),
+        forms=forms,
         kv_bytes=block.kv_bytes,
         prefill_flops=block.prefill.flops,
-        prefill_read_bytes=_read_bytes(block.prefill, weight_bytes, parameters, block.kv_bytes),
         decode_flops=block.decode.flops,
-        decode_read_bytes=_read_bytes(block.decode, weight_bytes, parameters, block.kv_bytes),
+        prefill_operations=block.prefill.num_operations,
+        decode_operations=block.decode.num_operations,
         prefill_activation_bytes=block.prefill.activation_bytes,
         decode_activation_bytes=block.decode.activation_bytes,
         prefill_output_bytes=block.prefill.output_bytes,
         decode_output_bytes=block.decode.output_bytes,
         resident_reason=block.resident_reason,
+        # Of a run's blocks only the first keeps its name, and the module's name says no more than that.
+        experts=None if block.experts is None else msgspec.structs.replace(block.experts, module=""),
     )
-
-
-def _read_bytes(work: Work, weight_bytes: int, parameters: list[TensorRecord], kv_bytes: int) -> int:
-    """Return the least bytes that the products of one call read.
-
-    A weight that takes part in a product costs at least two operations, so operations bound how many
-    weights can be used: a look-up table reads only the rows that it hands out, a mixture of experts only
-    the routed ones.
-    """
-    if not work.flops:
-        return min(weight_bytes, work.output_bytes)
-    return min(weight_bytes, _bytes_of_weights(work.flops // 2, parameters)) + kv_bytes
-
-
-def _bytes_of_weights(count: int, parameters: list[TensorRecord]) -> int:
-    """Return the bytes of `count` weights of the widest kind that the block has; 4 each where it has none."""
-    sizes = [
-        count * -(-parse_dtype(tensor.dtype).num_bits // 8)
-        for tensor in parameters
-        if tensor.num_values is None
-    ]
-    sizes.extend(
-        -(-count * tensor.num_bytes // tensor.num_values) for tensor in parameters if tensor.num_values
-    )
-    return max(sizes, default=4 * count)

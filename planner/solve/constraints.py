@@ -7,31 +7,45 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.machine import STREAM_TIERS
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.plan import Pin
-from bayplan.schemas.types import DeviceId, Reason, Residency
-
-STREAM_TIERS = (Residency.STREAM_HOST, Residency.STREAM_DISK)
-"""Residencies of a block that streams."""
+from bayplan.schemas.types import DeviceId, Residency
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
-    """Demands per block position."""
+    """Demands per block position; None: none."""
 
     device: tuple[DeviceId | None, ...]
-    """Where it must compute; None: anywhere."""
-    must_stay: tuple[bool, ...]
-    """Must not stream: by its nature or by a pin."""
-    must_stream: tuple[bool, ...]
+    """Where it must compute."""
+    residency: tuple[Residency | None, ...]
+    form: tuple[int | None, ...]
+    """Which of its forms it must have."""
     no_spill: bool
-    tiers: tuple[Residency, ...] = STREAM_TIERS
-    """Where streamed blocks may wait."""
+
+    def residencies(self, chain: Chain, index: int) -> tuple[Residency, ...]:
+        """Return the residencies that the block at `index` may have on a device that allows them all."""
+        pinned = self.residency[index]
+        if pinned is not None:
+            return (pinned,)
+        cost = chain.costs[index]
+        has_parameters = any(form.parameter_bytes for form in cost.forms)
+        if self.no_spill or cost.resident_reason is not None or not has_parameters:
+            return (Residency.RESIDENT,)
+        return (Residency.RESIDENT, *STREAM_TIERS)
 
     def may_stream(self, chain: Chain, index: int) -> bool:
         """Whether the block at `index` can stream; without parameters there is nothing to bring in."""
-        if self.must_stream[index]:
-            return True
-        return not self.must_stay[index] and chain.costs[index].parameter_bytes > 0
+        return self.residencies(chain, index)[-1] is not Residency.RESIDENT
+
+    def must_stream(self, index: int) -> bool:
+        """Whether the block at `index` has to stream."""
+        return self.residency[index] in STREAM_TIERS
+
+    def forms(self, chain: Chain, index: int) -> tuple[int, ...]:
+        """Return which of its forms the block at `index` may have."""
+        pinned = self.form[index]
+        return tuple(range(len(chain.costs[index].forms))) if pinned is None else (pinned,)
 
 
 def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constraints:
@@ -39,12 +53,15 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
 
     Raises:
         UsageError: A pin matches no block.
+        UsageError: Two pins demand different things of the same pattern.
         UsageError: A pin makes a block stream that must stay.
         UsageError: A pin makes a block stream while spilling is forbidden.
-        UsageError: Pins make blocks stream from more than one tier.
+        UsageError: A pin demands a format that the block cannot have.
     """
     devices: list[DeviceId | None] = [None] * len(chain)
     residencies: list[Residency | None] = [None] * len(chain)
+    formats: list[str | None] = [None] * len(chain)
+    _check_contradictions(pins)
     for pin in pins:
         matched = [index for index, name in enumerate(chain.ids) if fnmatchcase(name, pin.pattern)]
         if not matched:
@@ -56,6 +73,7 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
         for index in matched:
             devices[index] = pin.device or devices[index]
             residencies[index] = pin.residency or residencies[index]
+            formats[index] = pin.format or formats[index]
     for index, residency in enumerate(residencies):
         if residency in (None, Residency.RESIDENT):
             continue
@@ -67,26 +85,43 @@ def resolve(chain: Chain, pins: tuple[Pin, ...], *, no_spill: bool) -> Constrain
                 got=f"{residency}",
                 needed=f"resident ({reason.value if reason is not None else '--no-spill'})",
             )
-    tiers = tuple(tier for tier in STREAM_TIERS if tier in residencies)
-    if len(tiers) > 1:
-        raise UsageError(
-            "the pins make blocks stream from more than one tier",
-            where="--pin",
-            got=" and ".join(tiers),
-            needed="one of them for all",
-        )
     return Constraints(
         device=tuple(devices),
-        must_stay=tuple(
-            residency is Residency.RESIDENT or cost.resident_reason is not None
-            for residency, cost in zip(residencies, chain.costs, strict=True)
-        ),
-        must_stream=tuple(residency not in (None, Residency.RESIDENT) for residency in residencies),
+        residency=tuple(residencies),
+        form=tuple(_form(chain, index, name) for index, name in enumerate(formats)),
         no_spill=no_spill,
-        tiers=tiers or STREAM_TIERS,
     )
 
 
-def pinned_reason(constraints: Constraints, index: int) -> Reason | None:
-    """Return `pinned` if the user demanded that the block at `index` streams."""
-    return Reason.PINNED if constraints.must_stream[index] else None
+def _check_contradictions(pins: tuple[Pin, ...]) -> None:
+    """Refuse two demands on one pattern: no order of the options would say which is meant."""
+    said: dict[tuple[str, str], str] = {}
+    for pin in pins:
+        for field in ("device", "residency", "format"):
+            value = getattr(pin, field)
+            if value is not None and said.setdefault((pin.pattern, field), value) != value:
+                raise UsageError(
+                    f"two pins demand different things of {pin.pattern}",
+                    where="--pin",
+                    got=f"{said[pin.pattern, field]} and {value}",
+                    needed=f"one {field}",
+                )
+
+
+def _form(chain: Chain, index: int, name: str | None) -> int | None:
+    """Return the form called `name` of the block at `index`.
+
+    A block that has only one has nothing that another format would change.
+    """
+    forms = chain.costs[index].forms
+    if name is None or len(forms) == 1:
+        return None
+    names = [form.format for form in forms]
+    if name not in names:
+        raise UsageError(
+            "the block cannot have the format that it is pinned to",
+            where=f"--pin for {chain.ids[index]}",
+            got=name,
+            needed=f"one of {', '.join(names)}",
+        )
+    return names.index(name)

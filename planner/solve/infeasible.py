@@ -1,174 +1,251 @@
-"""The answer when nothing satisfies the constraints: what is missing, and the least that would do.
+"""Why no placement exists: contradictions that no budget mends, and else what is too small.
 
-Certificates on every axis come with the full solver; here, per device, the smallest budget with which the
-chain fits it.
+Owns the facts of the error. What would be enough is `bayplan.planner.solve.enough`'s to find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
-from bayplan.planner.solve.cost import feed, node_of
+from bayplan.planner.solve.feasible import is_feasible
+from bayplan.planner.solve.fitting import leanest_answer
+from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.margins import activation_bounds
-from bayplan.planner.solve.placement import Solver
-from bayplan.schemas.errors import Infeasible
-from bayplan.schemas.hardware import Device, Inventory
-from bayplan.schemas.sizes import format_size, parse_size
-from bayplan.schemas.types import MAX_INTEGER, DeviceId, Objective, Residency
+from bayplan.planner.solve.objectives import Problem
+from bayplan.planner.solve.task import Task
+from bayplan.schemas.errors import BayplanError, Infeasible, first_and_more
+from bayplan.schemas.hardware import Device
+from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.sizes import format_size
+from bayplan.schemas.types import DeviceId, NumBytes, Residency
+
+UNLIMITED_BYTES = 2**59
+"""More than any device has, and small enough that a few such sums stay exact."""
+
+_MAX_NAMES = 3
+"""Devices that are named one by one."""
 
 
-def infeasible(
-    chain: Chain, inventory: Inventory, budgets: Mapping[DeviceId, int], constraints: Constraints
-) -> Infeasible:
-    """Return the error that says why no placement exists, with the least budget of each device alone."""
-    usable = [device for device in inventory.devices if budgets[device.id] > 0]
-    if not usable:
+class NoPlacement(Infeasible):
+    """Something is too small: other budgets, or a smaller model or workload, would do.
+
+    Attributes:
+        problem: What has no placement.
+        block: The one that is too large for every device; empty where it is not one alone.
+    """
+
+    def __init__(
+        self, problem: Problem, what: str, *, where: str, got: str, needed: str = "", block: str = ""
+    ) -> None:
+        """Keep the problem beside the facts of `BayplanError`."""
+        super().__init__(what, where=where, got=got, needed=needed)
+        self.problem = problem
+        self.block = block
+
+
+def infeasible(problem: Problem) -> BayplanError:
+    """Return the error that says why no placement of `problem` was found.
+
+    Returns:
+        A `NoPlacement` where something is too small, another `Infeasible` where something contradicts itself
+        whatever the budgets; what is no `Infeasible` says that a time limit ended the search too early.
+    """
+    machine = problem.machine
+    if not machine.devices:
         return Infeasible(
             "no device may compute",
             where="inventory",
             needed="at least one device with a budget above zero",
             hint="a declared host computes only with --cpu; see --max-memory for budgets",
         )
-    roomy = {device.id: MAX_INTEGER if device in usable else 0 for device in inventory.devices}
-    if Solver(chain, inventory, roomy, constraints, Objective.PREFILL).solve() is None:
-        return _contradiction(chain, inventory, usable, constraints)
-    needed = [_alone(chain, inventory, constraints, device) for device in usable]
-    return Infeasible(
-        "no placement fits the budgets",
-        where=", ".join(device.id for device in usable),
-        got=", ".join(f"{format_size(budgets[device.id])} on {device.id}" for device in usable),
-        needed=" or ".join(text for text in needed if text),
-        hint=_hint(chain, usable, no_spill=constraints.no_spill),
-    )
+    contradiction = _pinned_apart(problem)
+    if contradiction is None and leanest_answer(_roomy(problem)) is None:
+        contradiction = _no_way(problem)
+    if contradiction is not None:
+        return contradiction
+    if problem.time_limit_s is not None and is_feasible(problem.task()):
+        return BayplanError(
+            "the search was ended before it found a placement, though there is one",
+            where="--time-limit",
+            got=f"{problem.time_limit_s:g} s",
+            hint="give it more time, or leave the limit out",
+        )
+    return _too_small(problem)
 
 
-def _alone(chain: Chain, inventory: Inventory, constraints: Constraints, device: Device) -> str:
-    """Return what `device` would need to hold the whole chain; empty where pins forbid that."""
-    can_stream = not constraints.no_spill and any(
-        feed(inventory, device, tier)
-        and (tier is not Residency.STREAM_HOST or _host_holds(chain, inventory, constraints, device))
-        for tier in constraints.tiers
-    )
-    if not set(constraints.device) <= {None, device.id} or (any(constraints.must_stream) and not can_stream):
-        return ""
-    needed = least_budget_bytes(chain, constraints, can_stream=can_stream)
-    if not can_stream:
-        return f"{_enough(needed)} on {device.id}, without streaming"
-    free = [index for index in range(len(chain)) if constraints.may_stream(chain, index)]
-    largest = max(free, key=lambda index: chain.costs[index].parameter_bytes, default=None)
-    if largest is None:
-        return f"{_enough(needed)} on {device.id}"
-    size = format_size(chain.costs[largest].parameter_bytes)
-    return (
-        f"{_enough(needed)} on {device.id}, with streaming"
-        f" (the largest block that may stream is {chain.ids[largest]}, {size})"
-    )
+def budgets_of(machine: Machine) -> dict[DeviceId, NumBytes]:
+    """Return the budget of every device of the inventory, 0 where it is left out."""
+    used = {device.id: budget for device, budget in zip(machine.devices, machine.budgets, strict=True)}
+    return {device.id: used.get(device.id, 0) for device in machine.inventory.devices}
 
 
-def _enough(num_bytes: int) -> str:
-    """Return `num_bytes` for reading, rounded up: whoever types it has enough."""
-    text = format_size(num_bytes)
-    if parse_size(text, where="") >= num_bytes:
-        return text
-    unit_bytes = parse_size(f"1 {text.rpartition(' ')[2]}", where="")
-    return format_size(num_bytes + -(-unit_bytes // 100))
+def _budgets_text(machine: Machine) -> str:
+    ids = (device.id for device in machine.devices)
+    return _sizes_text(dict(zip(ids, machine.budgets, strict=True)))
 
 
-def _host_holds(chain: Chain, inventory: Inventory, constraints: Constraints, device: Device) -> bool:
-    """Whether all that could stream finds room in the memory of the device's host."""
-    node = node_of(inventory, device.id)
-    streamable = sum(
-        cost.parameter_bytes for index, cost in enumerate(chain.costs) if constraints.may_stream(chain, index)
-    )
-    return streamable <= node.host_memory_bytes - node.host_reserve_bytes
+def _sizes_text(sizes: Mapping[DeviceId, NumBytes]) -> str:
+    """Return sizes with the devices that have them, those of one size together."""
+    by_size: dict[str, list[DeviceId]] = {}
+    for device, size in sizes.items():
+        by_size.setdefault(format_size(size), []).append(device)
+    return ", ".join(f"{size} on {_names(devices)}" for size, devices in by_size.items())
 
 
-def _contradiction(
-    chain: Chain, inventory: Inventory, usable: list[Device], constraints: Constraints
-) -> Infeasible:
-    """Return the error for demands that no budget would meet."""
-    order = [device.id for device in usable]
-    latest = -1
-    for index, pinned in enumerate(constraints.device):
+def _names(devices: Iterable[DeviceId]) -> str:
+    return first_and_more(tuple(devices), _MAX_NAMES)
+
+
+def _roomy(problem: Problem) -> Task:
+    """Return the task with as much memory on the devices that may compute as could be asked for."""
+    budgets = {
+        device: UNLIMITED_BYTES if budget else 0 for device, budget in budgets_of(problem.machine).items()
+    }
+    machine = Machine(problem.machine.inventory, budgets)
+    return msgspec.structs.replace(problem, machine=machine).task()
+
+
+def _pinned_apart(problem: Problem) -> Infeasible | None:
+    """Return the error for pins that no order of devices meets."""
+    order = [device.id for device in problem.machine.devices]
+    latest, before = -1, ""
+    for index, pinned in enumerate(problem.constraints.device):
         if pinned is None:
             continue
+        name = problem.chain.ids[index]
         if pinned not in order:
             return Infeasible(
                 f"pinned to a device that may hold nothing: {pinned}",
-                where=chain.ids[index],
+                where=name,
                 needed=f"one of {', '.join(order)}",
                 hint="see --max-memory for budgets",
             )
         if order.index(pinned) < latest:
             return Infeasible(
                 "pinned against the order in which devices follow each other",
-                where=chain.ids[index],
-                got=f"{pinned} after {order[latest]}",
+                where=name,
+                got=f"{pinned}, after {before} on {order[latest]}",
                 needed=f"devices in the order {', '.join(order)}",
+                hint="blocks run in one stretch on each device; the order is that of the inventory",
             )
-        latest = order.index(pinned)
-    if any(constraints.must_stream):
-        index = constraints.must_stream.index(True)
-        return Infeasible(
-            "nothing can bring its weights in before each visit",
-            where=chain.ids[index],
-            got=f"pinned to {' or '.join(constraints.tiers)}",
-            needed="a tier with a way to a device, and host memory enough where it is stream-host",
-        )
+        latest, before = order.index(pinned), name
+    return None
+
+
+def _no_way(problem: Problem) -> Infeasible:
+    """Return the error for weights or activations that find no way, whatever the budgets."""
+    machine, constraints, chain = problem.machine, problem.constraints, problem.chain
+    for index, residency in enumerate(constraints.residency):
+        if not constraints.must_stream(index) or residency is None:
+            continue
+        if not any(form.parameter_bytes for form in chain.costs[index].forms):
+            return Infeasible(
+                "pinned to stream, but there are no weights to bring in",
+                where=chain.ids[index],
+                got=residency.value,
+                needed=Residency.RESIDENT.value,
+            )
+        pinned = constraints.device[index]
+        able = [place for place, one in enumerate(machine.devices) if pinned in (None, one.id)]
+        if all(machine.feed(device, residency) is None for device in able):
+            return Infeasible(
+                "nothing brings its weights in before each visit",
+                where=chain.ids[index],
+                got=f"pinned to {residency.value}",
+                needed=_feed_needed(residency, [machine.devices[device] for device in able]),
+            )
     return Infeasible(
         "activations find no way from device to device",
-        where=", ".join(order),
+        where=_names(device.id for device in machine.devices),
+        got=_pins_text(chain, constraints),
         needed="links between devices that follow each other, direct or over host memory",
+        hint="see the links of the inventory file",
     )
 
 
-def least_budget_bytes(chain: Chain, constraints: Constraints, *, can_stream: bool) -> int:
-    """Return the smallest budget with which one device holds and runs the whole chain, in bytes.
+def _feed_needed(residency: Residency, devices: list[Device]) -> str:
+    names = ", ".join(device.id for device in devices)
+    if residency is Residency.STREAM_HOST:
+        return f"a link from host memory to {names}, which must not lie in it"
+    return f"a disk, and a way from it to {names}"
 
-    Args:
-        chain: The blocks.
-        constraints: Which of them must stay.
-        can_stream: Whether anything can bring weights to the device; then one slot is enough.
-    """
-    always = (
-        sum(cost.buffer_bytes + cost.kv_bytes for cost in chain.costs)
-        + activation_bounds(
-            chain.base_activation_bytes
-            + max(max(cost.prefill_activation_bytes, cost.decode_activation_bytes) for cost in chain.costs)
-        )[1]
-        + chain.scratch_bytes
-    )
-    sizes = [cost.parameter_bytes for cost in chain.costs]
-    if not can_stream:
-        return always + sum(sizes)
-    demands = list(zip(sizes, constraints.must_stay, constraints.must_stream, strict=True))
-    must_stream = [size for size, _, streams in demands if streams]
-    fixed = sum(size for size, stays, streams in demands if stays and not streams)
-    free = [size for size, stays, streams in demands if not stays and not streams]
-    # Through one slot; 0 where nothing needs to stream, since then nothing has to be larger than the slot.
-    slots = {0, *free, *must_stream}
-    return (
-        always
-        + fixed
-        + min(
-            slot + sum(size for size in free if size > slot)
-            for slot in slots
-            if slot >= max(must_stream, default=0)
+
+def _pins_text(chain: Chain, constraints: Constraints) -> str:
+    pinned = [(name, device) for name, device in zip(chain.ids, constraints.device, strict=True) if device]
+    if not pinned:
+        return ""
+    shown = [f"{name} pinned on {device}" for name, device in (pinned[0], pinned[-1])]
+    return ", ".join(dict.fromkeys(shown))
+
+
+def _too_small(problem: Problem) -> NoPlacement:
+    """Return the error that says what is too small; if a single block is too large, which one."""
+    task = problem.task()
+    chain, machine = task.chain, task.machine
+    needs = [(_needed_alone(task, index), index) for index in range(len(chain))]
+    too_large = [
+        (needed, -index)
+        for (needed, _), index in needs
+        if all(machine.budgets[device] < needed for device in _allowed(task, index))
+    ]
+    if not too_large:
+        return NoPlacement(
+            problem,
+            "no placement fits the budgets",
+            where=_names(device.id for device in machine.devices),
+            got=_budgets_text(machine),
         )
+    needed, index = max(too_large)[0], -max(too_large)[1]
+    name, form = chain.ids[index], needs[index][0][1]
+    besides = needed - form.parameter_bytes
+    able = _allowed(task, index)
+    weights = f"{format_size(form.parameter_bytes)} of weights in {form.format}"
+    text = f"{format_size(needed)} for {name} alone: {weights}, {format_size(besides)} besides"
+    if all(machine.budgets[device] <= besides for device in able):
+        return NoPlacement(
+            problem,
+            "no device holds the activations and the cache of one block",
+            where=_names(machine.devices[device].id for device in able),
+            got=_budgets_text(machine),
+            needed=text,
+        )
+    slots = {machine.devices[device].id: max(0, machine.budgets[device] - besides) for device in able}
+    return NoPlacement(
+        problem,
+        "a block fits no device, not even streamed, since a slot holds it as a whole",
+        where=name,
+        got=f"slots of at most {_sizes_text(slots)}",
+        needed=text,
+        block=name,
     )
 
 
-def _hint(chain: Chain, usable: list[Device], *, no_spill: bool) -> str:
-    kv = sum(cost.kv_bytes for cost in chain.costs)
-    decode = max(cost.decode_activation_bytes for cost in chain.costs)
-    prefill = max(cost.prefill_activation_bytes for cost in chain.costs)
-    ways = [f"raise the budget of {usable[0].id}"]
-    if no_spill:
-        ways.append("allow streaming (drop --no-spill)")
-    if kv:
-        ways.append(f"lower --context or --batch (the cache takes {format_size(kv)})")
-        if prefill > max(kv, decode):
-            ways.append(f"lower --prefill-chunk (the activations take {format_size(prefill)})")
-    return ", or ".join(ways)
+def _allowed(task: Task, index: int) -> list[int]:
+    """Return the devices on which the block at `index` may be."""
+    pinned = task.constraints.device[index]
+    return [place for place, device in enumerate(task.machine.devices) if pinned in (None, device.id)]
+
+
+def _needed_alone(task: Task, index: int) -> tuple[int, BlockForm]:
+    """Return the bytes that a device needs for one block alone, and in which form.
+
+    Its weights are there while it computes, wherever they are between two visits.
+    """
+    chain, cost = task.chain, task.chain.costs[index]
+    activations = max(cost.prefill_activation_bytes, cost.decode_activation_bytes)
+    found = [
+        (
+            form.parameter_bytes
+            + form.buffer_bytes
+            + activation_bounds(chain.base_activation_bytes + activations + form.workspace_bytes)[1],
+            number,
+        )
+        for number, form in enumerate(cost.forms)
+        if number in task.constraints.forms(chain, index)
+    ]
+    num_bytes, number = min(found)
+    return num_bytes + cost.kv_bytes + chain.scratch_bytes, cost.forms[number]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from bayplan.planner.solve.arrange import Arranger
-from bayplan.planner.solve.chain import Chain
-from bayplan.planner.solve.cost import duration_ns, node_of
-from bayplan.planner.solve.ledger import ledger_of
-from bayplan.planner.solve.placement import Placement
+from bayplan.planner.solve.answer import Answer
+from bayplan.planner.solve.cost import duration_ns
+from bayplan.planner.solve.ledger import ledger_of, waiting_bytes
+from bayplan.planner.solve.objectives import Placed
 from bayplan.planner.solve.simulate import steady_step_ns, step_ends_ns
-from bayplan.schemas.hardware import Inventory
+from bayplan.planner.solve.task import Task
+from bayplan.planner.solve.timeline import slots_of, visits
 from bayplan.schemas.plan import Workload
-from bayplan.schemas.types import Objective, Residency
+from bayplan.schemas.types import Objective
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,22 +24,16 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: int
 
 
-def predict(
-    placement: Placement,
-    arranger: Arranger,
-    chain: Chain,
-    inventory: Inventory,
-    workload: Workload,
-    objective: Objective,
-    *,
-    generates: bool,
-) -> Prediction:
-    """Return the predicted times of `placement`.
+def predict(placed: Placed, workload: Workload, *, generates: bool) -> Prediction:
+    """Return the predicted times of a placement.
 
     The first output is that of a prompt as long as the planned context, in prefill chunks, from empty slots.
+    The time of a step is that of one batch alone but for `step_ns`, which counts all batches in flight.
     """
-    num_slots = max((placed.choice.num_slots for placed in placement.stages), default=0) or 1
-    prefill = arranger.visits(placement.stages, placement.tier, Objective.PREFILL)
+    task, answer = placed.task, placed.solution.answer
+    num_slots = slots_of(answer)
+    prefill = visits(task, answer, Objective.PREFILL)
+    assert prefill is not None, "a placement takes ways that exist"
     chunks = -(-workload.context // workload.prefill_chunk) if workload.prefill_chunk else 1
     ends = step_ends_ns(prefill, num_slots, chunks)
     first_output_ns = ends[-1]
@@ -47,29 +41,27 @@ def predict(
         first_output_ns += (chunks - len(ends)) * (ends[-1] - ends[-2])
     decode_ns = None
     if generates:
-        decode = arranger.visits(placement.stages, placement.tier, Objective.DECODE)
+        decode = visits(task, answer, Objective.DECODE)
+        assert decode is not None, "a placement takes ways that exist"
         decode_ns = steady_step_ns(decode, num_slots)
     return Prediction(
-        load_ns=_load_ns(placement, chain, inventory),
+        load_ns=load_ns(task, answer),
         first_output_ns=first_output_ns,
         decode_ns=decode_ns,
-        step_ns=decode_ns if objective is Objective.DECODE and decode_ns is not None else placement.step_ns,
+        step_ns=placed.solution.step_ns,
     )
 
 
-def _load_ns(placement: Placement, chain: Chain, inventory: Inventory) -> int:
+def load_ns(task: Task, answer: Answer) -> int:
     """Return the time to read what stays on devices or waits in host memory, all nodes at once.
 
     Each node reads from its own disk; 0 without one.
     """
-    by_node: dict[str, int] = {}
-    for placed in placement.stages:
-        node = node_of(inventory, placed.stage.device.id)
-        waiting = placed.choice.streamed_bytes if placement.tier is Residency.STREAM_HOST else 0
-        by_node[node.id] = by_node.get(node.id, 0) + ledger_of(chain, placed).weights[0] + waiting
+    by_node = list(waiting_bytes(task, answer))
+    for device, node in enumerate(task.machine.nodes):
+        by_node[node] += ledger_of(task, answer, device).weights[0]
     times = [0]
-    for node in inventory.nodes:
-        if node.id in by_node and node.disk is not None:
-            read_ns = duration_ns(by_node[node.id], node.disk.read_bytes_per_second)
-            times.append(node.disk.latency_ns + read_ns)
+    for num_bytes, own in zip(by_node, task.machine.inventory.nodes, strict=True):
+        if num_bytes and own.disk is not None:
+            times.append(own.disk.latency_ns + duration_ns(num_bytes, own.disk.read_bytes_per_second))
     return max(times)

@@ -1,14 +1,15 @@
 """The prefetch pipeline, event by event: what a step takes with the plan's slots and order.
 
 An upper bound for the cost model: the schedule that is simulated is one that the executor follows. Integers
-only. Per device one ring; transfers over one link are served one at a time in the order in which they could
-start.
+only. Per device one ring of slots and one courier, which brings one block after the other, each as soon as its
+slot is free. What couriers share, a disk or a switch, serves one at a time: of those that have something to
+bring, the one whose block runs next, at once; what was on its way before waits and goes on afterwards.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -17,69 +18,163 @@ MAX_STEPS = 64
 """Steps simulated at most until one leaves everything as the one before it did."""
 
 
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bringing one block's weights into a slot."""
+
+    duration_ns: int
+    resources: tuple[str, ...] = ()
+    """What it occupies besides the device's own courier."""
+
+
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """One block's part of a step."""
 
-    device: str
+    device: int
     compute_ns: int
     hop_ns: int = 0
     """Time before it for activations to arrive from the device before."""
-    transfer_ns: int | None = None
-    """Time to bring its weights into a slot; None: resident."""
-    link: str = ""
-    """What the transfer goes over; transfers on one link do not overlap."""
+    transfer: Transfer | None = None
+    """None: resident."""
+    fetch: Transfer | None = None
+    """Routed experts that are missing: known when `compute_ns` is over, brought in while those that are there
+    compute."""
+    fetched_compute_ns: int = 0
+    """Computing that the fetch overlaps."""
 
 
 class _Ring:
     """Transfers of one device: block number k of the stream order uses slot k modulo `num_slots`."""
 
-    def __init__(self, transfers: list[tuple[int, str]], num_slots: int) -> None:
-        self.transfers = transfers
-        self.num_slots = num_slots
-        self.slot_free_ns: list[int | None] = [0] * num_slots
-        self.issued = 0
-        self.visited = 0
-        self.done_ns: deque[int] = deque()
-        """When each block that has not been visited yet arrives."""
+    def __init__(self, num_slots: int) -> None:
+        self.transfers: list[Transfer] = []
+        self.places: list[int] = []
+        """Of their visits in the step."""
+        self._num_slots = num_slots
+        self._free = [True] * num_slots
+        self._next = 0
+        """The transfer that is under way, or the next one."""
+        self._round = 0
+        self._visited = 0
+        self._left_ns: int | None = None
+        """Of the transfer that is under way; None: there is none."""
+        self.num_there = 0
+        """Blocks that have arrived and not been visited yet."""
 
-    def next_ready_ns(self) -> int | None:
-        """Return when the next transfer's slot is free; None: its last block has not computed yet."""
-        return self.slot_free_ns[self._slot(self.issued)]
+    def add(self, place: int, transfer: Transfer) -> None:
+        """Add a block at the end of the order."""
+        self.places.append(place)
+        self.transfers.append(transfer)
 
-    def issue(self, link_free_ns: int) -> int:
-        """Start the next transfer and return when it is done."""
-        slot = self._slot(self.issued)
-        ready = self.slot_free_ns[slot]
-        assert ready is not None
-        done = max(ready, link_free_ns) + self.transfers[self.issued % len(self.transfers)][0]
-        self.slot_free_ns[slot] = None
-        self.done_ns.append(done)
-        self.issued += 1
-        return done
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """When the block of the next transfer runs: step and place in it."""
+        return self._round, self.places[self._next]
 
-    def link(self) -> str:
-        """Return the link of the next transfer."""
-        return self.transfers[self.issued % len(self.transfers)][1]
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What the next transfer takes besides the courier."""
+        return self.transfers[self._next].resources
 
-    def release(self, now_ns: int) -> None:
+    def begin(self) -> bool:
+        """Take the next block's slot if it is free, and return whether there is something to bring."""
+        if self._left_ns is None:
+            slot = self._next % self._num_slots
+            if not self._free[slot]:
+                return False
+            self._free[slot] = False
+            self._left_ns = self.transfers[self._next].duration_ns
+        return True
+
+    def left_ns(self) -> int:
+        """Return how long what is under way still takes."""
+        assert self._left_ns is not None
+        return self._left_ns
+
+    def go_on(self, duration_ns: int) -> None:
+        """Spend time on what is under way."""
+        assert self._left_ns is not None
+        self._left_ns -= duration_ns
+        if not self._left_ns:
+            self._left_ns = None
+            self.num_there += 1
+            self._next += 1
+            if self._next == len(self.transfers):
+                self._next, self._round = 0, self._round + 1
+
+    def release(self) -> None:
         """Free the slot of the block that has just computed."""
-        self.slot_free_ns[self._slot(self.visited)] = now_ns
-        self.done_ns.popleft()
-        self.visited += 1
+        self._free[self._visited % self._num_slots] = True
+        self.num_there -= 1
+        self._visited = (self._visited + 1) % len(self.transfers)
 
-    def state(self, now_ns: int) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """Return arrivals and free slots, seen from now."""
-        used = self.slot_free_ns[: len(self.transfers)]
-        return (
-            tuple(done - now_ns for done in self.done_ns),
-            tuple(None if free is None else free - now_ns for free in used),
-        )
-
-    def _slot(self, number: int) -> int:
-        return number % len(self.transfers) % self.num_slots
+    def state(self, step: int) -> object:
+        """Return all that the next steps depend on."""
+        return tuple(self._free), self._next, self._round - step, self._left_ns, self.num_there
 
 
-def steady_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
+class _Links:
+    """All couriers and what they share, at one time."""
+
+    def __init__(self, script: list[tuple[int, Visit]], num_slots: Mapping[int, int]) -> None:
+        self._rings: dict[int, _Ring] = {}
+        for place, (_, visit) in enumerate(script):
+            if visit.transfer is not None:
+                ring = self._rings.setdefault(visit.device, _Ring(num_slots.get(visit.device, 1)))
+                ring.add(place, visit.transfer)
+        self.now_ns = 0
+
+    def visited(self, visit: Visit) -> None:
+        """Let a visit begin and end."""
+        ring = self._rings.get(visit.device)
+        if visit.transfer is not None and ring is not None:
+            while not ring.num_there:
+                self._go_on(None)
+        self.wait(visit.compute_ns)
+        if visit.transfer is not None and ring is not None:
+            ring.release()
+        if visit.fetch is not None:
+            # Routed experts go first; those that are there compute meanwhile.
+            end_ns = self.now_ns + max(visit.fetch.duration_ns, visit.fetched_compute_ns)
+            done_ns = self.now_ns + visit.fetch.duration_ns
+            while self.now_ns < done_ns:
+                self._go_on(done_ns, visit.device, visit.fetch.resources)
+            self.wait(end_ns - self.now_ns)
+
+    def wait(self, duration_ns: int) -> None:
+        """Let time pass."""
+        end_ns = self.now_ns + duration_ns
+        while self.now_ns < end_ns:
+            self._go_on(end_ns)
+
+    def state(self, step: int) -> object:
+        """Return all that the next step depends on: two steps that end alike are followed by the same steps."""
+        return [ring.state(step) for ring in self._rings.values()]
+
+    def _go_on(self, end_ns: int | None, device: int | None = None, resources: tuple[str, ...] = ()) -> None:
+        """Go on to the next arrival, or to `end_ns` if that is earlier.
+
+        Args:
+            end_ns: None: there is an arrival in any case.
+            device: Whose courier is taken; None: none is.
+            resources: What else is taken.
+        """
+        taken = set(resources)
+        running: list[_Ring] = []
+        able = [ring for own, ring in self._rings.items() if own != device and ring.begin()]
+        for ring in sorted(able, key=lambda one: one.urgency):
+            if taken.isdisjoint(ring.resources):
+                taken.update(ring.resources)
+                running.append(ring)
+        times = [ring.left_ns() for ring in running]
+        if end_ns is not None:
+            times.append(end_ns - self.now_ns)
+        duration_ns = min(times)
+        for ring in running:
+            ring.go_on(duration_ns)
+        self.now_ns += duration_ns
+
+
+def steady_step_ns(visits: Sequence[Visit], num_slots: Mapping[int, int]) -> int:
     """Return the time of one step once the pipeline is steady, in nanoseconds.
 
     Args:
@@ -93,18 +188,15 @@ def steady_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
     if len(ends) < MAX_STEPS:
         return ends[-1] - ends[-2]
     # A lead that the first steps have built up may last longer than we look, but not for ever.
-    loads: Counter[str] = Counter()
-    for visit in visits:
-        loads[visit.link] += visit.transfer_ns or 0
-    return max(*loads.values(), *(later - earlier for earlier, later in pairwise(ends[-5:])))
+    return max(*_loads(visits), *(later - earlier for earlier, later in pairwise(ends[-5:])))
 
 
-def first_step_ns(visits: Sequence[Visit], num_slots: int) -> int:
+def first_step_ns(visits: Sequence[Visit], num_slots: Mapping[int, int]) -> int:
     """Return the time of the first step, which begins with empty slots, in nanoseconds."""
     return step_ends_ns(visits, num_slots, 1)[0]
 
 
-def step_ends_ns(visits: Sequence[Visit], num_slots: int, num_steps: int) -> list[int]:
+def step_ends_ns(visits: Sequence[Visit], num_slots: Mapping[int, int], num_steps: int) -> list[int]:
     """Return when each step ends, in nanoseconds from the start; stops early once steady.
 
     Args:
@@ -115,47 +207,45 @@ def step_ends_ns(visits: Sequence[Visit], num_slots: int, num_steps: int) -> lis
     Returns:
         Ends; where they are fewer than `num_steps`, every further step takes as long as the last one.
     """
-    rings: dict[str, _Ring] = {}
-    for visit in visits:
-        if visit.transfer_ns is not None:
-            rings.setdefault(visit.device, _Ring([], num_slots))
-            rings[visit.device].transfers.append((visit.transfer_ns, visit.link))
-    link_free_ns: dict[str, int] = {}
+    script, tail_ns = _script(visits)
+    links = _Links(script, num_slots)
     state: object = None
-    now = 0
     ends: list[int] = []
-    for _ in range(num_steps):
-        for visit in visits:
-            now += visit.hop_ns
-            ring = rings.get(visit.device) if visit.transfer_ns is not None else None
-            if ring is None:
-                now += visit.compute_ns
-                continue
-            _issue_until(rings, link_free_ns, ring)
-            now = max(now, ring.done_ns[0]) + visit.compute_ns
-            ring.release(now)
-        ends.append(now)
-        before, state = state, _state(rings, link_free_ns, now)
+    for step in range(num_steps):
+        for lead_ns, visit in script:
+            links.wait(lead_ns)
+            links.visited(visit)
+        links.wait(tail_ns)
+        ends.append(links.now_ns)
+        before, state = state, links.state(step)
         if state == before:
             break
     return ends
 
 
-def _issue_until(rings: dict[str, _Ring], link_free_ns: dict[str, int], wanted: _Ring) -> None:
-    """Start transfers, earliest possible first, until the next visit of `wanted` has its own."""
-    while not wanted.done_ns:
-        ready = [
-            (ring.next_ready_ns(), name) for name, ring in rings.items() if ring.next_ready_ns() is not None
-        ]
-        _, name = min((start, name) for start, name in ready if start is not None)
-        ring = rings[name]
-        link = ring.link()
-        link_free_ns[link] = ring.issue(link_free_ns.get(link, 0))
+def _script(visits: Sequence[Visit]) -> tuple[list[tuple[int, Visit]], int]:
+    """Return visits that bring something in, each with the time since the one before, and the rest's time.
+
+    Resident visits only take time, so they are summed up beforehand.
+    """
+    script: list[tuple[int, Visit]] = []
+    lead_ns = 0
+    for visit in visits:
+        lead_ns += visit.hop_ns
+        if visit.transfer is None and visit.fetch is None:
+            lead_ns += visit.compute_ns
+        else:
+            script.append((lead_ns, visit))
+            lead_ns = 0
+    return script, lead_ns
 
 
-def _state(rings: dict[str, _Ring], link_free_ns: dict[str, int], now_ns: int) -> object:
-    """Return all that the next step depends on: two steps that end alike are followed by the same steps."""
-    return (
-        [ring.state(now_ns) for ring in rings.values()],
-        {link: free_ns - now_ns for link, free_ns in link_free_ns.items()},
-    )
+def _loads(visits: Sequence[Visit]) -> list[int]:
+    """Return how long each courier and each resource is busy in a step."""
+    loads: Counter[object] = Counter()
+    for visit in visits:
+        for transfer in (visit.transfer, visit.fetch):
+            if transfer is not None:
+                for user in (visit.device, *transfer.resources):
+                    loads[user] += transfer.duration_ns
+    return list(loads.values())

@@ -1,4 +1,4 @@
-"""Which positions stream, once it is known how many of each size do: as evenly as the order allows.
+"""Which positions stream, once it is known how many blocks of each kind do: as evenly as the order allows.
 
 Streamed blocks in one clump leave the link idle while resident blocks compute and the device idle while the
 clump loads (1.2 to 1.7 times slower with two slots); evenly spaced ones reach the larger of the two times.
@@ -6,41 +6,98 @@ clump loads (1.2 to 1.7 times slower with two slots); evenly spaced ones reach t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Iterator
 
-PHASES = (1, 0, 2)
-"""Where in its share of the chain a streamed block lies, in halves: the middle, the start, the end."""
+from bayplan.planner.solve.answer import Answer, Choice
+from bayplan.planner.solve.modes import Counts
+from bayplan.planner.solve.task import Task
 
 
-def evenly_spaced(
-    sizes: Sequence[int],
-    eligible: Sequence[bool],
-    forced: Sequence[bool],
-    wanted: Mapping[int, int],
-    phase: int,
-) -> tuple[int, ...]:
-    """Return the positions that stream, ascending.
+class Spacing(enum.Enum):
+    """Where in its share of the chain a streamed block lies."""
+
+    MIDDLE = enum.auto()
+    START = enum.auto()
+    END = enum.auto()
+    BOTH_ENDS = enum.auto()
+    """The first at the start and the last at the end, so that a device's link works while its window is open."""
+
+
+def arrangements(task: Task, counts: Counts, kinds: tuple[int, ...]) -> Iterator[Answer]:
+    """Yield placements that have these counts, each with streamed blocks spaced evenly in another way.
 
     Args:
-        sizes: Size of each block of a stage, in bytes.
-        eligible: Whether it may stream.
-        forced: Whether it must.
-        wanted: Size in bytes -> number of blocks to stream, forced ones included.
-        phase: One of `PHASES`.
+        task: The problem, for what a transfer takes.
+        counts: How many blocks of each kind each device has in each mode.
+        kinds: Kind of each block.
     """
-    chosen = {position for position, must in enumerate(forced) if must}
-    for size, count in wanted.items():
-        fixed = sum(1 for position in chosen if sizes[position] == size)
-        places = [
-            position
-            for position, own in enumerate(sizes)
-            if own == size and eligible[position] and position not in chosen
-        ]
-        chosen.update(places[index] for index in _even(len(places), count - fixed, phase))
-    return tuple(sorted(chosen))
+    for spacing in Spacing:
+        yield _arranged(task, counts, kinds, spacing, slowest_first=False)
+        if any(_streamed_ways(modes) > 1 for modes in counts.modes):
+            yield _arranged(task, counts, kinds, spacing, slowest_first=True)
 
 
-def _even(num_places: int, count: int, phase: int) -> list[int]:
+def _streamed_ways(modes: tuple[tuple[int, Choice, int], ...]) -> int:
+    return len({choice for _, choice, _ in modes if choice.streams})
+
+
+def _arranged(
+    task: Task, counts: Counts, kinds: tuple[int, ...], spacing: Spacing, *, slowest_first: bool
+) -> Answer:
+    """Return one placement; slow transfers come first where they are to be done before the window opens."""
+    choices: list[Choice] = []
+    start = 0
+    for modes, stop in zip(counts.modes, counts.cuts, strict=True):
+        streamed: dict[int, list[Choice]] = {}
+        resident: dict[int, list[Choice]] = {}
+        for kind, choice, number in modes:
+            (streamed if choice.streams else resident).setdefault(kind, []).extend([choice] * number)
+        for kind, own in streamed.items():
+            streamed[kind] = _ordered(task, kinds.index(kind), own, slowest_first=slowest_first)
+        moving = _spread(kinds, range(start, stop), {k: len(v) for k, v in streamed.items()}, spacing)
+        for index in range(start, stop):
+            choices.append((streamed if index in moving else resident)[kinds[index]].pop(0))
+        start = stop
+    return Answer(choices=tuple(choices), num_slots=counts.num_slots)
+
+
+def _ordered(task: Task, index: int, choices: list[Choice], *, slowest_first: bool) -> list[Choice]:
+    """Return choices of streamed blocks that are alike in the order in which they take their places."""
+
+    def transfer_ns(choice: Choice) -> int:
+        found = task.transfer_ns(index, choice.form, choice.device, choice.residency)
+        assert found is not None, "what streams has a way"
+        return found
+
+    if slowest_first:
+        return sorted(choices, key=transfer_ns, reverse=True)
+    rare = sorted(set(choices), key=lambda choice: (choices.count(choice), transfer_ns(choice)))
+    places: list[Choice | None] = [None] * len(choices)
+    for choice in rare:
+        free = [place for place, own in enumerate(places) if own is None]
+        for number in even_places(len(free), choices.count(choice), Spacing.MIDDLE):
+            places[free[number]] = choice
+    return [choice for choice in places if choice is not None]
+
+
+def _spread(kinds: tuple[int, ...], stage: range, wanted: dict[int, int], spacing: Spacing) -> frozenset[int]:
+    """Return as many positions of each kind as are wanted, all of them together as even as can be."""
+    left = dict(wanted)
+    chosen: set[int] = set()
+    for place in even_places(len(stage), sum(wanted.values()), spacing):
+        able = [index for index in stage if left.get(kinds[index]) and index not in chosen]
+        nearest = min(able, key=lambda index: (abs(index - stage.start - place), index))
+        chosen.add(nearest)
+        left[kinds[nearest]] -= 1
+    return frozenset(chosen)
+
+
+def even_places(num_places: int, count: int, spacing: Spacing) -> list[int]:
     """Return `count` indices below `num_places`, the k-th in the k-th of `count` equal shares."""
     last = num_places - 1
-    return [min(last, ((2 * k + phase) * num_places - (phase == 2)) // (2 * count)) for k in range(count)]
+    if spacing is Spacing.BOTH_ENDS and count > 1:
+        return [k * last // (count - 1) for k in range(count)]
+    half = {Spacing.START: 0, Spacing.MIDDLE: 1, Spacing.BOTH_ENDS: 1, Spacing.END: 2}[spacing]
+    is_end = spacing is Spacing.END
+    return [min(last, ((2 * k + half) * num_places - is_end) // (2 * count)) for k in range(count)]

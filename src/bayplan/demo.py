@@ -80,15 +80,15 @@ def measured_inventory(model: str, progress: Progress | None) -> Inventory:
         model: Its folder is the one to measure, if it is there and may be written to; else the current one.
         progress: Told after every part.
     """
-    from bayplan.planner.hardware.calibrate import Effort, calibrate
+    from bayplan.planner.hardware.calibrate import calibrate
     from bayplan.planner.hardware.calibrate_disk import CalibrationError
+    from bayplan.planner.hardware.calibration_effort import QUICK
     from bayplan.planner.hardware.probe import probe_inventory
 
     probed = probe_inventory()
     folder = Path(model) if Path(model).is_dir() and os.access(model, os.W_OK) else Path.cwd()
-    effort = Effort(file_bytes=128 * 2**20, matrices=4, product_rows=128, blocks=8)
     try:
-        return calibrate(probed, folder, progress, effort=effort)
+        return calibrate(probed, folder, progress, effort=QUICK)
     except CalibrationError:
         return probed
 
@@ -121,7 +121,7 @@ def streaming_budget_bytes(plan: Plan) -> int:
     """
     from bayplan.planner.solve.chain import chain_from_plan
     from bayplan.planner.solve.constraints import resolve
-    from bayplan.planner.solve.infeasible import least_budget_bytes
+    from bayplan.planner.solve.least_budget import least_budget_bytes
 
     chain = chain_from_plan(plan)
     constraints = resolve(chain, (), no_spill=False)

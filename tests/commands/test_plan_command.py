@@ -30,10 +30,11 @@ class StandIn:
     def __init__(self) -> None:
         self.asked: list[tuple[str, PlanOptions]] = []
         self.warnings: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
 
     def make_plan(self, model: str, options: PlanOptions, progress: object) -> Planned:
         self.asked.append((model, options))
-        return Planned(plan=smol_plan(), warnings=self.warnings)
+        return Planned(plan=smol_plan(), warnings=self.warnings, notes=self.notes)
 
 
 @pytest.fixture
@@ -51,12 +52,13 @@ def test_defaults_are_those_of_the_planner(planner: StandIn) -> None:
 def test_every_option_reaches_the_planner(planner: StandIn, tmp_path: Path) -> None:
     machine = declare_inventory(cpu="epyc-9354", host_memory="64GiB")
     (tmp_path / "machine.json").write_bytes(encode_inventory(machine))
+    (tmp_path / "map.json").write_text('{"model": 0, "lm_head": "cpu"}')
     words = (
         f"plan pkg.module:factory -i {tmp_path / 'machine.json'} --max-memory cpu=1GiB "
         "--max-memory gpu0=2GiB --format bfloat16 --context 128 --encoder-context 64 --batch 2 "
         "--prefill-chunk 32 --objective prefill "
         "--class LlamaModel --no-split A --no-split B --pin lm_head=cpu "
-        "--pin *.0=cpu,resident --no-spill "
+        f"--pin *.0=cpu,resident --from-device-map {tmp_path / 'map.json'} --free --no-spill "
         "--hash --variant fp16 --trust-remote-code --checkpoint weights --no-cache"
     )
     assert run_command_line(words.split()) == 0
@@ -75,6 +77,8 @@ def test_every_option_reaches_the_planner(planner: StandIn, tmp_path: Path) -> N
                 class_name="LlamaModel",
                 no_split=("A", "B"),
                 pins=("lm_head=cpu", "*.0=cpu,resident"),
+                device_map={"model": 0, "lm_head": "cpu"},
+                free=True,
                 no_spill=True,
                 hash_content=True,
                 variant="fp16",
@@ -102,6 +106,17 @@ def test_json_is_all_that_standard_output_holds(planner: StandIn, capsys: pytest
     planner.warnings = ("something",)
     assert run_command_line(["plan", "model", "--json"]) == 0
     assert capsys.readouterr() == (encode_plan(smol_plan()).decode(), "warning: something\n")
+
+
+def test_how_a_plan_differs_is_said_after_the_warnings(
+    planner: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planner.warnings, planner.notes = ("something",), ("2 blocks moved", "  lm_head: gpu0 -> cpu")
+    path = tmp_path / "plan.json"
+    assert run_command_line(["plan", "model", "-o", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        f"warning: something\n2 blocks moved\n  lm_head: gpu0 -> cpu\nwrote {path}\n"
+    )
 
 
 def test_a_plan_that_is_not_written_says_so(planner: StandIn, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,19 @@ def test_no_config_to_run_with(planned: Path, damaged: Path, cli: Cli) -> None:
             "needed a pattern for block ids such as model.layers.2",
         ),
         ("--pin *=gpu9", 64, "--pin: unknown device: got 'gpu9', needed one of node0/cpu"),
-        ("--pin *", 64, "--pin: not a pin: got '*', needed GLOB=DEVICE[,RESIDENCY]"),
+        ("--pin *", 64, "--pin: not a pin: got '*', needed GLOB=DEVICE[,RESIDENCY][,FORMAT]"),
+        (
+            "--format bf16,nf4 --pin *=cpu,int8",
+            64,
+            "--pin: the format is none of those to choose from: got 'int8', needed one of bf16, nf4\n"
+            "hint: --format with int8 among its names allows it",
+        ),
+        (
+            "--format nf4,bf16,fp32",
+            64,
+            "--format: more than one plain data type: got bf16 and fp32, needed one, for all that is not "
+            "quantized\nhint: the layers of a forward hand each other tensors of one data type",
+        ),
     ],
 )
 def test_options_that_cannot_be_met(

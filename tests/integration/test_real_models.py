@@ -59,7 +59,17 @@ def known(model: ReadModel, no_split_classes: list[str]) -> dict[str, object]:
         "ties": sorted(list(tie.fqns) for tie in graph.ties),
         "no_split": sum(block.class_name in no_split_classes for block in graph.blocks),
         "kv_bytes": sum(block.kv_bytes for block in graph.blocks),
+        "experts": experts_of(graph),
     }
+
+
+def experts_of(graph: ModelGraph) -> list[int] | None:
+    """Return blocks with experts that can be handled apart, experts of each, and routes of a token."""
+    found = [block.experts for block in graph.blocks if block.experts is not None]
+    if not found:
+        return None
+    ((count, per_token),) = {(experts.count, experts.per_token) for experts in found}
+    return [len(found), count, per_token]
 
 
 @pytest.mark.parametrize("name", FACTS)

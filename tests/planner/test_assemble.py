@@ -145,7 +145,7 @@ def test_the_summary_adds_up() -> None:
         summary.predicted_step_ns - summary.lower_bound_ns
     )
     assert (summary.bound_class, summary.solver_status, summary.reproducible) == (
-        BoundClass.CONTIGUOUS_ONE_TIER,
+        BoundClass.CONTIGUOUS,
         SolverStatus.OPTIMAL,
         True,
     )

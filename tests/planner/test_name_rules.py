@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.planner.name_rules import folded, folded_names, format_rules, tensor_rules
-from bayplan.schemas.plan import FormatRule, Operation, TensorRule
-from bayplan.schemas.rules import format_for, source_names
+from bayplan.planner.name_rules import folded, folded_names, tensor_rules
+from bayplan.schemas.plan import Operation, TensorRule
+from bayplan.schemas.rules import source_names
 
 RENAME = (Operation(kind="rename"),)
 
@@ -97,40 +97,3 @@ def test_a_whole_model_under_another_prefix_is_one_rule(names: set[str], own: st
         assert rules == ()
     elif not own or not stored:
         assert len(rules) == 1
-
-
-def test_format_rules_fold() -> None:
-    formats = {f"h.{number}.norm.w": "fp32" for number in range(3)} | {"norm.w": "fp32", "x.1": "fp16"}
-    assert format_rules(formats, ["h.0.w"]) == (
-        FormatRule(pattern="h.#.norm.w", format="fp32"),
-        FormatRule(pattern="norm.w", format="fp32"),
-        FormatRule(pattern="x.#", format="fp16"),
-    )
-
-
-def test_a_pattern_of_two_formats_stands_name_by_name() -> None:
-    assert format_rules({"h.0.w": "fp32", "h.1.w": "fp16"}) == (
-        FormatRule(pattern="h.0.w", format="fp32"),
-        FormatRule(pattern="h.1.w", format="fp16"),
-    )
-
-
-def test_a_pattern_that_would_catch_another_tensor_stands_name_by_name() -> None:
-    assert format_rules({"h.0.w": "fp32"}, ["h.1.w"]) == (FormatRule(pattern="h.0.w", format="fp32"),)
-
-
-def test_a_rule_may_match_what_is_so_without_it() -> None:
-    assert format_rules({"h.0.w": "fp32"}, (), {"h.1.w": "fp32"}) == (
-        FormatRule(pattern="h.#.w", format="fp32"),
-    )
-    assert format_rules({"h.0.w": "fp32"}, (), {"h.1.w": "bf16"}) == (
-        FormatRule(pattern="h.0.w", format="fp32"),
-    )
-
-
-@given(st.dictionaries(NAME, st.sampled_from(("fp32", "fp16", "bf16")), max_size=8))
-def test_format_rules_give_back_exactly_the_formats(formats: dict[str, str]) -> None:
-    """Blocks are in bf16."""
-    differing = {fqn: name for fqn, name in formats.items() if name != "bf16"}
-    rules = format_rules(differing, formats.keys() - differing.keys())
-    assert {fqn: format_for(fqn, "bf16", rules) for fqn in formats} == formats

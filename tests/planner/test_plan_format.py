@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bayplan.planner.plan_format import plan_format
+from bayplan.planner.plan_format import SETTINGS, plan_format, stray_fields, usual_entry, weight_form
 from bayplan.schemas.format_bytes import (
     Awq,
     BlockFp4,
@@ -61,3 +61,38 @@ def test_what_a_plan_says_of_a_form(form: WeightForm, entry: Format) -> None:
 
 def test_forms_that_differ_are_written_differently() -> None:
     assert len({repr(entry) for _, entry in CASES}) == len(CASES)
+
+
+CONVERTED = (LlmInt8, Bnb4Bit, BlockFp8, Mxfp4)
+STATIC = BlockFp8(block_shape=None, scale_dtype="fp8_e8m0", is_static=True)
+
+
+@pytest.mark.parametrize(("form", "entry"), [case for case in CASES if case[0] != STATIC])
+def test_an_entry_gives_back_its_form_where_weights_are_converted_to_it(
+    form: WeightForm, entry: Format
+) -> None:
+    assert weight_form(entry) == (form if isinstance(form, CONVERTED) else None)
+    if isinstance(form, CONVERTED):
+        assert usual_entry(entry) == entry
+        assert stray_fields(entry) == ()
+
+
+def test_a_plain_data_type_is_no_form() -> None:
+    assert weight_form(Format(kind="bf16")) is None
+    assert usual_entry(Format(kind="bf16")) == Format(kind="bf16")
+    assert stray_fields(Format(kind="bf16", blocksize=64)) == ("blocksize",)
+
+
+def test_the_data_type_of_products_stays_in_the_entry() -> None:
+    entry = Format(kind="nf4", blocksize=64, compute_dtype="fp32")
+    assert usual_entry(entry) == Format(kind="nf4", compute_dtype="fp32")
+    assert stray_fields(entry) == ()
+
+
+def test_fields_that_no_form_has() -> None:
+    entry = Format(kind="fp8", bits=8, is_static=True, scale_dtype="bf16", block_shape=(64, 64))
+    assert stray_fields(entry) == ("bits", "scale_dtype", "is_static")
+
+
+def test_settings_are_fields() -> None:
+    assert {field for fields in SETTINGS.values() for field in fields} <= set(Format.__struct_fields__)

@@ -103,7 +103,13 @@ CASES: list[tuple[str, object, list[tuple[str, str]]]] = [
     (
         "inventory.links.0.source",
         "node7",
-        [("$.inventory.links[0].source", "'node7' is not in the inventory")],
+        [
+            (
+                "$.inventory.devices[0]",
+                "no link between 'node0/gpu0' and 'node0', so no weight reaches it",
+            ),
+            ("$.inventory.links[0].source", "'node7' is not in the inventory"),
+        ],
     ),
     (
         "inventory.links.1.target",
@@ -240,6 +246,11 @@ CASES: list[tuple[str, object, list[tuple[str, str]]]] = [
         "format_rules.1.format",
         "int4",
         [("$.format_rules[1].format", "'int4' is not among the plan's formats")],
+    ),
+    (
+        "format_rules.1.within",
+        "int4",
+        [("$.format_rules[1].within", "'int4' is not among the plan's formats")],
     ),
     ("rules.0.sources", [], [("$.rules[0].sources", "a tensor is made of at least one")]),
     (

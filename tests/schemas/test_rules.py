@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.schemas.plan import FormatRule, Operation, TensorRule
-from bayplan.schemas.rules import filled_in, format_for, matched_texts, rule_for, source_names
+from bayplan.schemas.rules import filled_in, format_for, matched_texts, rule_for, ruled_format, source_names
 
 RENAME = (Operation(kind="rename"),)
 
@@ -63,6 +63,17 @@ def test_format_of_a_block_holds_where_no_rule_matches() -> None:
     rules = (FormatRule(pattern="*.norm.weight", format="fp32"),)
     assert format_for("h.0.norm.weight", "bf16", rules) == "fp32"
     assert format_for("h.0.mlp.weight", "bf16", rules) == "bf16"
+
+
+def test_a_rule_within_a_format_holds_in_blocks_of_that_format_only() -> None:
+    rules = (
+        FormatRule(pattern="*.o", format="bf16", within="nf4"),
+        FormatRule(pattern="*.o", format="fp32"),
+    )
+    assert [format_for("h.0.o", name, rules) for name in ("nf4", "int8", "bf16")] == ["bf16", "fp32", "fp32"]
+    assert format_for("h.0.o", "int8", rules[:1]) == "int8"
+    assert ruled_format("h.0.o", "int8", rules[:1]) is None
+    assert ruled_format("h.0.o", "nf4", rules[:1]) == "bf16"
 
 
 @given(st.lists(st.sampled_from(["a", ".", "*", "#", "+", "w"]), max_size=8), st.data())

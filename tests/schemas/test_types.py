@@ -14,8 +14,8 @@ LISTS = {
     types.Residency: "resident stream-host stream-disk",
     types.Reason: "fits kept capacity tied used-outside repeated not-called conditional untraced own-tensors"
     " mutated too-large pinned",
-    types.Objective: "decode prefill",
-    types.BoundClass: "contiguous-resident contiguous-one-tier",
+    types.Objective: "decode prefill throughput load balanced sequential",
+    types.BoundClass: "contiguous-resident contiguous",
     types.SolverStatus: "optimal work_limit time_limit",
 }
 LARGEST = 9_007_199_254_740_991

@@ -1,110 +1,133 @@
 """A second simulator of the prefetch pipeline, made from its description and sharing no code with the first.
 
-Time goes forward from event to event; couriers, links and the model's own thread each look at what they may
-do now. Slow and simple.
+Time goes forward from event to event. The model's own thread is a list of small actions; every transfer is a
+job; at each event it is worked out anew which jobs are served. Slow and simple.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bayplan.planner.solve.simulate import Visit
+from bayplan.planner.solve.simulate import Transfer, Visit
 
 
-class _Courier:
-    """Brings one device's streamed blocks in, in order, each into its slot."""
+class _Job:
+    """One transfer, from when it has a slot until it has arrived."""
 
-    def __init__(self, visits: list[Visit], num_slots: int) -> None:
-        self.visits = visits
-        self.slot_of = [number % num_slots for number in range(len(visits))]
-        self.free_since: list[int | None] = [0] * num_slots
-        self.started = 0
+    def __init__(self, device: int, transfer: Transfer, urgency: tuple[int, int]) -> None:
+        self.device = device
+        self.left_ns = transfer.duration_ns
+        self.needs = {f"courier of {device}", *transfer.resources}
+        self.urgency = urgency
+        """Step and place of the visit that needs it."""
+
+
+class _Ring:
+    """One device's streamed visits, in order, each with its slot."""
+
+    def __init__(self, visits: Sequence[Visit], device: int, num_slots: int) -> None:
+        self.device = device
+        self.places = [
+            place
+            for place, visit in enumerate(visits)
+            if visit.device == device and visit.transfer is not None
+        ]
+        self.slot_of = [number % num_slots for number in range(len(self.places))]
+        self.is_free = [True] * num_slots
+        self.begun = 0
         self.arrived = 0
-        self.busy_until: int | None = None
+        self.job: _Job | None = None
 
-    @property
-    def next_slot(self) -> int:
-        return self.slot_of[self.started % len(self.visits)]
+    def begin(self, visits: Sequence[Visit]) -> None:
+        """Make a job of the next transfer, if there is none and its slot is free."""
+        if self.job is not None or not self.places:
+            return
+        step, number = divmod(self.begun, len(self.places))
+        if self.is_free[self.slot_of[number]]:
+            self.is_free[self.slot_of[number]] = False
+            self.begun += 1
+            place = self.places[number]
+            transfer = visits[place].transfer
+            assert transfer is not None
+            self.job = _Job(self.device, transfer, (step, place))
 
-    @property
-    def next_visit(self) -> Visit:
-        return self.visits[self.started % len(self.visits)]
 
-
-def step_ends(visits: Sequence[Visit], num_slots: Mapping[str, int], num_steps: int) -> list[int]:
-    """Return when each of `num_steps` steps ends, in nanoseconds."""
-    couriers = {
-        device: _Courier(
-            [visit for visit in visits if visit.device == device and visit.transfer_ns is not None],
-            num_slots.get(device, 1),
-        )
-        for device in {visit.device for visit in visits if visit.transfer_ns is not None}
+def step_ends(visits: Sequence[Visit], num_slots: Mapping[int, int], num_steps: int) -> list[int]:
+    """Return when each of `num_steps` steps ends, in nanoseconds; every transfer takes one at least."""
+    rings = {
+        device: _Ring(visits, device, num_slots.get(device, 1))
+        for device in sorted({visit.device for visit in visits})
     }
-    # The model's thread as small actions: wait for a while, need a block, give its slot back, end a step.
-    actions: list[tuple[str, str, int]] = []
-    consumed = dict.fromkeys(couriers, 0)
-    for _ in range(num_steps):
-        for visit in visits:
-            actions.append(("wait", "", visit.hop_ns))
-            if visit.transfer_ns is None:
-                actions.append(("wait", "", visit.compute_ns))
-                continue
-            number = consumed[visit.device]
-            consumed[visit.device] += 1
-            actions.append(("need", visit.device, number))
-            actions.append(("wait", "", visit.compute_ns))
-            actions.append(("release", visit.device, number))
-        actions.append(("end", "", 0))
+    actions = _actions(visits, num_steps)
+    fetch: _Job | None = None
     now, position, waiting_until = 0, 0, 0
     ends: list[int] = []
-    while position < len(actions):
-        _arrive(couriers, now)
+    while True:
         while position < len(actions) and waiting_until <= now:
-            kind, device, value = actions[position]
-            if kind == "need" and couriers[device].arrived <= value:
+            kind, visit, value = actions[position]
+            ring = rings[visit.device]
+            if kind == "need" and ring.arrived <= value:
+                break
+            if kind == "fetched" and fetch is not None:
                 break
             if kind == "wait":
                 waiting_until = now + value
             elif kind == "release":
-                courier = couriers[device]
-                courier.free_since[courier.slot_of[value % len(courier.visits)]] = now
+                ring.is_free[ring.slot_of[value % len(ring.places)]] = True
+            elif kind == "fetch":
+                assert visit.fetch is not None
+                fetch = _Job(visit.device, visit.fetch, (-1, 0))
             elif kind == "end":
                 ends.append(now)
             position += 1
-        _start(couriers, now)
-        pending = [courier.busy_until for courier in couriers.values() if courier.busy_until is not None]
-        if waiting_until > now:
-            pending.append(waiting_until)
-        if position < len(actions):
-            now = min(pending)
-    return ends
+        if position == len(actions):
+            return ends
+        for ring in rings.values():
+            if fetch is None or fetch.device != ring.device:
+                ring.begin(visits)
+        jobs = [ring.job for ring in rings.values()] + [fetch]
+        served = _served([job for job in jobs if job is not None])
+        until = min([now + job.left_ns for job in served] + [waiting_until] * (waiting_until > now))
+        for job in served:
+            job.left_ns -= until - now
+            if job.left_ns:
+                continue
+            if job is fetch:
+                fetch = None
+            else:
+                rings[job.device].job = None
+                rings[job.device].arrived += 1
+        now = until
 
 
-def _arrive(couriers: Mapping[str, _Courier], now: int) -> None:
-    for courier in couriers.values():
-        if courier.busy_until is not None and courier.busy_until <= now:
-            courier.busy_until = None
-            courier.arrived += 1
+def _served(jobs: list[_Job]) -> list[_Job]:
+    """Return the jobs that go on now: the most urgent first, others beside it if they need nothing of it."""
+    taken: set[str] = set()
+    served = []
+    for job in sorted(jobs, key=lambda one: one.urgency):
+        if not job.needs & taken:
+            taken |= job.needs
+            served.append(job)
+    return served
 
 
-def _start(couriers: Mapping[str, _Courier], now: int) -> None:
-    """Give every idle link to the courier that has been able to start for longest."""
-    while True:
-        busy = {
-            courier.visits[(courier.started - 1) % len(courier.visits)].link
-            for courier in couriers.values()
-            if courier.busy_until is not None
-        }
-        able: list[tuple[int, str]] = []
-        for device, courier in couriers.items():
-            since = courier.free_since[courier.next_slot]
-            if courier.busy_until is None and since is not None and courier.next_visit.link not in busy:
-                able.append((since, device))
-        if not able:
-            return
-        courier = couriers[min(able)[1]]
-        transfer_ns = courier.next_visit.transfer_ns
-        assert transfer_ns is not None
-        courier.free_since[courier.next_slot] = None
-        courier.busy_until = now + transfer_ns
-        courier.started += 1
+def _actions(visits: Sequence[Visit], num_steps: int) -> list[tuple[str, Visit, int]]:
+    """Return the model's thread as small actions: wait, need a block, give its slot back, end a step."""
+    actions: list[tuple[str, Visit, int]] = []
+    consumed: dict[int, int] = {}
+    for _ in range(num_steps):
+        for visit in visits:
+            number = consumed.get(visit.device, 0)
+            actions.append(("wait", visit, visit.hop_ns))
+            if visit.transfer is not None:
+                consumed[visit.device] = number + 1
+                actions.append(("need", visit, number))
+            actions.append(("wait", visit, visit.compute_ns))
+            if visit.transfer is not None:
+                actions.append(("release", visit, number))
+            if visit.fetch is not None:
+                actions.append(("fetch", visit, 0))
+                actions.append(("wait", visit, visit.fetched_compute_ns))
+                actions.append(("fetched", visit, 0))
+        actions.append(("end", visits[-1], 0))
+    return actions

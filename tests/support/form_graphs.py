@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from bayplan.planner.model.facts import ReadModel
 from bayplan.schemas.dtypes import parse_dtype
 from bayplan.schemas.graph import GraphBlock, Linears, ModelGraph, TensorRecord, TensorRole, Work
+from bayplan.schemas.plan import Model, Workload
 from bayplan.schemas.strict_json import sha256_digest
 
 _NO_WORK = Work(flops=0, activation_bytes=0, output_bytes=0)
@@ -47,3 +49,36 @@ def block(name: str, *tensors: TensorRecord) -> GraphBlock:
 
 def graph(*blocks: GraphBlock, **fields: Any) -> ModelGraph:
     return msgspec.structs.replace(_EMPTY, blocks=blocks, **fields)
+
+
+WORKLOAD = Workload(batch=1, context=8, encoder_context=None, prefill_chunk=8, kv_dtype="bf16")
+
+
+def read_model(graph: ModelGraph, **fields: Any) -> ReadModel:
+    """Return what reading a bf16 model with this graph gives."""
+    model = Model(
+        source=None,
+        revision=None,
+        class_name=graph.class_name,
+        library="transformers",
+        library_version="5.24.0",
+        trust_remote_code=False,
+        config_digest=None,
+        attn_implementation=None,
+        experts_implementation=None,
+        dtype="bf16",
+        tree_digest=graph.tree_digest,
+        num_params=graph.num_params,
+        generates=graph.generates,
+        traced=graph.traced,
+    )
+    return ReadModel(
+        graph=graph,
+        model=model,
+        workload=WORKLOAD,
+        dtype="bf16",
+        sources={},
+        scratch_bytes=0,
+        warnings=(),
+        **fields,
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bayplan.schemas.codec import sealed
-from bayplan.schemas.hardware import Device, Disk, Inventory, Link, Node
+from bayplan.schemas.graph import BlockExperts
+from bayplan.schemas.hardware import Device, Disk, FormatRates, Inventory, Link, Node
 from bayplan.schemas.plan import (
     Block,
+    BlockForm,
     BlockRun,
     Checkpoint,
     Experts,
@@ -18,6 +20,7 @@ from bayplan.schemas.plan import (
     Plan,
     PlannedDevice,
     PlannedEdge,
+    PlannedHost,
     Problem,
     Schedule,
     Shard,
@@ -43,6 +46,8 @@ INVENTORY = Inventory(
             host_memory_bytes=64 * GIB,
             host_reserve_bytes=4 * GIB,
             disk=Disk(read_bytes_per_second=7_000_000_000, latency_ns=80_000),
+            pinned_memory_bytes=32 * GIB,
+            copy_bytes_per_second=9_000_000_000,
         ),
         Node(id="node1", host_memory_bytes=8 * GIB, host_reserve_bytes=0),
     ),
@@ -66,8 +71,18 @@ INVENTORY = Inventory(
             memory_bytes_per_second=40_000_000_000,
             flops_per_second=900_000_000_000,
             block_overhead_ns=60_000,
+            operation_overhead_ns=4_000,
             shares_host_memory=True,
             features=("avx2", "avx512_bf16"),
+            format_rates=(
+                FormatRates(
+                    kind="bf16",
+                    memory_bytes_per_second=30_000_000_000,
+                    cache_bytes_per_second=10_000_000_000,
+                    flops_per_second=700_000_000_000,
+                    block_overhead_ns=50_000,
+                ),
+            ),
         ),
     ),
     links=(
@@ -120,16 +135,28 @@ def maximal_plan() -> Plan:
             digest=sha256_digest(b"renewed by sealed"),
             model=_model(),
             workload=Workload(
-                batch=2, context=64, encoder_context=32, prefill_chunk=16, kv_dtype="bf16", logits="all"
+                batch=2,
+                context=64,
+                encoder_context=32,
+                prefill_chunk=16,
+                kv_dtype="bf16",
+                logits="all",
+                batches_in_flight=2,
             ),
             inventory=INVENTORY,
             formats=_formats(),
             format_rules=(
                 FormatRule(pattern="*.norm.weight", format="fp32"),
-                FormatRule(pattern="model.layers.#.router.*", format="bf16"),
+                FormatRule(pattern="model.layers.#.router.*", format="bf16", within="nf4-a"),
             ),
             rules=_rules(),
             devices=_devices(),
+            hosts=(
+                PlannedHost(
+                    id="node0", budget_bytes=60 * GIB, pinned_budget_bytes=32 * GIB, waiting_bytes=2 * MIB
+                ),
+                PlannedHost(id="node1", budget_bytes=8 * GIB, pinned_budget_bytes=8 * GIB, waiting_bytes=0),
+            ),
             blocks=_blocks(),
             ties=(
                 Tie(
@@ -332,10 +359,12 @@ def _block(
 def _problem() -> Problem:
     return Problem(
         objective=Objective.PREFILL,
+        formats=("bf16", "nf4-a"),
+        is_auto=True,
         max_memory_bytes={"node0/gpu0": 16 * MIB},
         pins=(
             Pin(pattern="*.0", device="node0/gpu0", residency=Residency.RESIDENT),
-            Pin(pattern="model.layers.3", device="node0/cpu"),
+            Pin(pattern="model.layers.3", device="node0/cpu", format="bf16"),
         ),
         no_spill=True,
         no_split=("SparseLayer",),
@@ -363,18 +392,47 @@ def _run(first: str, count: int, class_name: str, resident_reason: Reason | None
         first=first,
         count=count,
         class_name=class_name,
-        parameter_bytes=MIB,
-        buffer_bytes=64,
+        forms=(
+            BlockForm(
+                format="bf16",
+                num_bytes=MIB - 24,
+                parameter_bytes=MIB,
+                buffer_bytes=64,
+                prefill_read_bytes=MIB,
+                decode_read_bytes=MIB + 64,
+                unit_bytes=64 * KIB,
+            ),
+            BlockForm(
+                format="nf4-a",
+                num_bytes=MIB // 4 + 8,
+                parameter_bytes=MIB // 4 + 64,
+                buffer_bytes=64,
+                prefill_read_bytes=MIB // 4,
+                decode_read_bytes=MIB // 4 + 64,
+                quantized_bytes=MIB,
+                workspace_bytes=512 * KIB,
+                unit_bytes=16 * KIB,
+            ),
+        ),
         kv_bytes=8 * KIB,
         prefill_flops=3_000_000,
-        prefill_read_bytes=MIB,
         decode_flops=200_000,
-        decode_read_bytes=MIB + 64,
+        prefill_operations=71,
+        decode_operations=65,
         prefill_activation_bytes=128 * KIB,
         decode_activation_bytes=8 * KIB,
         prefill_output_bytes=32 * KIB,
         decode_output_bytes=2 * KIB,
         resident_reason=resident_reason,
+        experts=BlockExperts(
+            module="",
+            count=8,
+            per_token=2,
+            prefill_flops=2_000_000,
+            decode_flops=100_000,
+            prefill_hidden_bytes=32 * KIB,
+            decode_hidden_bytes=2 * KIB,
+        ),
     )
 
 
@@ -390,8 +448,9 @@ def _summary() -> Summary:
         predicted_decode_ns=2_000_000,
         predicted_step_ns=2_000_000,
         lower_bound_ns=1_900_000,
-        bound_class=BoundClass.CONTIGUOUS_ONE_TIER,
+        bound_class=BoundClass.CONTIGUOUS,
         gap_ppm=50_000,
         solver_status=SolverStatus.TIME_LIMIT,
         reproducible=False,
+        moved_bytes=3 * MIB,
     )

@@ -1,80 +1,129 @@
-"""Small placement problems made by hand or by hypothesis, and their answer by trying everything.
+"""Small placement problems, made by hand or by hypothesis.
 
-Rates are such that a byte takes a nanosecond wherever nothing else is said.
+By hand, rates are such that a byte takes a nanosecond wherever nothing else is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain as chained
-from itertools import combinations, combinations_with_replacement
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
 
 import msgspec
 from hypothesis import strategies as st
 
 from bayplan.planner.solve.chain import Chain, ChainTie
-from bayplan.planner.solve.constraints import Constraints, resolve
-from bayplan.planner.solve.cost import compute_ns, duration_ns, feed, hop_ns, output_bytes
+from bayplan.planner.solve.constraints import resolve
+from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.margins import activation_bounds
-from bayplan.planner.solve.simulate import Visit, steady_step_ns
-from bayplan.schemas.hardware import INVENTORY_FORMAT_VERSION, Device, Disk, Inventory, Link, Node
-from bayplan.schemas.plan import BlockRun, Pin
+from bayplan.planner.solve.task import Task
+from bayplan.schemas.hardware import (
+    INVENTORY_FORMAT_VERSION,
+    Device,
+    Disk,
+    FormatRates,
+    Inventory,
+    Link,
+    Node,
+)
+from bayplan.schemas.plan import BlockForm, BlockRun, Pin, PlannedEdge
 from bayplan.schemas.types import Backend, Objective, Reason, Residency
 
 GIGA = 10**9
 """Bytes per second at which a byte takes a nanosecond."""
 
+MIB = 2**20
+
 NO_ACTIVATIONS = activation_bounds(0)[1]
 """Budget that a model without activations needs for them all the same."""
 
+FORMATS = ("bf16", "int8", "nf4")
+"""What the first, second and third form of a block is called."""
 
-def make_cost(size: int, **overrides: object) -> BlockRun:
-    """A block that reads all of its parameters for a token and needs nothing else."""
+
+def make_form(size: int, name: str = "bf16", **overrides: object) -> BlockForm:
+    """What a block takes that reads all of its bytes for a token, and twice as many for a chunk."""
+    form = BlockForm(
+        format=name,
+        num_bytes=size,
+        parameter_bytes=size,
+        buffer_bytes=0,
+        prefill_read_bytes=2 * size,
+        decode_read_bytes=size,
+    )
+    return msgspec.structs.replace(form, **overrides)
+
+
+def make_cost(size: int, *, others: Sequence[BlockForm] = (), **overrides: object) -> BlockRun:
+    """A block of `size` bytes that needs nothing else.
+
+    Args:
+        size: Of its first form.
+        others: Its further forms.
+        overrides: Fields of the block, or of its first form.
+    """
+    of_form = {name: value for name, value in overrides.items() if name in BlockForm.__struct_fields__}
+    if "buffer_bytes" in of_form and "num_bytes" not in of_form:
+        of_form["num_bytes"] = size + of_form["buffer_bytes"]
     cost = BlockRun(
         first="",
         count=1,
         class_name="Layer",
-        parameter_bytes=size,
-        buffer_bytes=0,
+        forms=(make_form(size, **of_form), *others),
         kv_bytes=0,
         prefill_flops=0,
-        prefill_read_bytes=2 * size,
         decode_flops=0,
-        decode_read_bytes=size,
+        prefill_operations=0,
+        decode_operations=0,
         prefill_activation_bytes=0,
         decode_activation_bytes=0,
         prefill_output_bytes=0,
         decode_output_bytes=0,
     )
-    return msgspec.structs.replace(cost, **overrides)
+    of_block = {name: value for name, value in overrides.items() if name not in of_form}
+    return msgspec.structs.replace(cost, **of_block)
 
 
 def make_chain(
     costs: Sequence[BlockRun | int],
     *,
     ties: Sequence[ChainTie] = (),
+    edges: Mapping[tuple[int, int], int] | None = None,
     base_activation_bytes: int = 0,
     scratch_bytes: int = 0,
 ) -> Chain:
-    """Blocks `layers.0`, `layers.1`, ... of these costs, or of these sizes."""
+    """Blocks `layers.0`, `layers.1`, ... of these costs, or of these sizes.
+
+    Args:
+        costs: In order.
+        ties: Storages of several blocks.
+        edges: Bytes from one position to a later one, in both phases.
+        base_activation_bytes: Of the chain.
+        scratch_bytes: Of the chain.
+    """
     blocks = [make_cost(cost) if isinstance(cost, int) else cost for cost in costs]
     ids = tuple(f"layers.{index}" for index in range(len(blocks)))
     return Chain(
         ids=ids,
-        exact_bytes=tuple(block.parameter_bytes + block.buffer_bytes for block in blocks),
         costs=tuple(
             msgspec.structs.replace(block, first=name) for name, block in zip(ids, blocks, strict=True)
         ),
+        kinds={name: name for name in FORMATS},
         ties=tuple(ties),
-        edges=(),
+        edges=tuple(
+            PlannedEdge(
+                source=ids[source], target=ids[target], prefill_bytes=num_bytes, decode_bytes=num_bytes
+            )
+            for (source, target), num_bytes in (edges or {}).items()
+        ),
         base_activation_bytes=base_activation_bytes,
         scratch_bytes=scratch_bytes,
     )
 
 
-def make_device(name: str, **overrides: object) -> Device:
+def make_device(name: str, *, node: str = "node0", **overrides: object) -> Device:
     device = Device(
-        id=f"node0/{name}",
+        id=f"{node}/{name}",
         kind="test",
         backend=Backend.CPU if name.startswith("cpu") else Backend.CUDA,
         capacity_bytes=2**50,
@@ -91,222 +140,256 @@ def make_link(source: str, target: str = "node0", rate: int = GIGA, **overrides:
     return msgspec.structs.replace(link, **overrides)
 
 
+def make_node(name: str = "node0", *, disk_rate: int | None = GIGA, **overrides: object) -> Node:
+    disk = None if disk_rate is None else Disk(read_bytes_per_second=disk_rate, latency_ns=0)
+    node = Node(id=name, host_memory_bytes=2**50, host_reserve_bytes=0, disk=disk)
+    return msgspec.structs.replace(node, **overrides)
+
+
 def make_inventory(
     devices: Sequence[Device],
     links: Sequence[Link] = (),
     *,
+    nodes: Sequence[Node] = (),
     host_memory_bytes: int = 2**50,
     disk_rate: int | None = GIGA,
 ) -> Inventory:
-    disk = None if disk_rate is None else Disk(read_bytes_per_second=disk_rate, latency_ns=0)
+    """One node of this host memory and disk, or these nodes."""
+    one = make_node(disk_rate=disk_rate, host_memory_bytes=host_memory_bytes)
     return Inventory(
         format_version=INVENTORY_FORMAT_VERSION,
         source="declared",
-        nodes=(Node(id="node0", host_memory_bytes=host_memory_bytes, host_reserve_bytes=0, disk=disk),),
+        nodes=tuple(nodes) or (one,),
         devices=tuple(devices),
         links=tuple(links),
     )
 
 
+def gpus(count: int, **overrides: object) -> Inventory:
+    """Equal accelerators, each with a link of its own to the host."""
+    devices = [make_device(f"gpu{number}") for number in range(count)]
+    return make_inventory(devices, [make_link(device.id, **overrides) for device in devices])
+
+
+def make_task(
+    chain: Chain,
+    inventory: Inventory,
+    budgets: Mapping[str, int] | None = None,
+    *,
+    pins: tuple[Pin, ...] = (),
+    no_spill: bool = False,
+    phase: Objective = Objective.DECODE,
+) -> Task:
+    """A task; devices without a budget are given none that could be reached."""
+    every = {device.id: 2**50 for device in inventory.devices} | dict(budgets or {})
+    return Task(chain, Machine(inventory, every), resolve(chain, pins, no_spill=no_spill), phase)
+
+
 class PlacementProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Solver` takes."""
+    """What a task is made of, and how it is to be solved."""
 
     chain: Chain
     inventory: Inventory
     budgets: dict[str, int]
-    constraints: Constraints
+    pins: tuple[Pin, ...]
+    no_spill: bool
+    is_auto: bool
     phase: Objective
 
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One placement among all of them."""
-
-    devices: tuple[int, ...]
-    """Index of the device of each block."""
-    streamed: tuple[int, ...]
-    num_slots: int
-    tier: Residency
-
-
-def every_answer(problem: PlacementProblem, *, resident: bool) -> Iterator[tuple[Candidate, int]]:
-    """Yield every allowed placement with its steady step, in nanoseconds.
-
-    Args:
-        problem: A small one.
-        resident: Only placements that stream nothing, else only those that stream something.
-    """
-    blocks = range(len(problem.chain))
-    constraints = problem.constraints
-    free = [index for index in blocks if constraints.may_stream(problem.chain, index)]
-    subsets = [()] if resident else chained(*(combinations(free, size + 1) for size in range(len(free))))
-    if any(constraints.must_stream) if resident else constraints.no_spill:
-        return
-    for streamed in subsets:
-        if any(must and index not in streamed for index, must in enumerate(constraints.must_stream)):
-            continue
-        for devices in combinations_with_replacement(range(len(problem.inventory.devices)), len(blocks)):
-            for tier in (Residency.RESIDENT,) if resident else constraints.tiers:
-                for num_slots in (1,) if resident else (1, 2, 3):
-                    candidate = Candidate(devices=devices, streamed=streamed, num_slots=num_slots, tier=tier)
-                    visits = _visits(problem, candidate)
-                    if visits is not None and _fits(problem, candidate):
-                        yield candidate, steady_step_ns(visits, num_slots)
-
-
-def _visits(problem: PlacementProblem, candidate: Candidate) -> list[Visit] | None:
-    """Return one step, or None where something cannot travel or is pinned elsewhere."""
-    visits: list[Visit] = []
-    for index, cost in enumerate(problem.chain.costs):
-        device = problem.inventory.devices[candidate.devices[index]]
-        if problem.constraints.device[index] not in (None, device.id) or not problem.budgets[device.id]:
-            return None
-        hop: int | None = 0
-        if index and candidate.devices[index] != candidate.devices[index - 1]:
-            before = problem.inventory.devices[candidate.devices[index - 1]]
-            num_bytes = output_bytes(problem.chain.costs[index - 1], problem.phase)
-            hop = hop_ns(problem.inventory, before, device, num_bytes)
-        if hop is None:
-            return None
-        transfer_ns, link = None, ""
-        if index in candidate.streamed:
-            source = feed(problem.inventory, device, candidate.tier)
-            if source is None:
-                return None
-            transfer_ns, link = duration_ns(cost.parameter_bytes, source[0]), source[1] or device.id
-        visits.append(
-            Visit(
-                device=device.id,
-                compute_ns=compute_ns(cost, device, problem.phase),
-                hop_ns=hop,
-                transfer_ns=transfer_ns,
-                link=link,
-            )
+    def task(self) -> Task:
+        return make_task(
+            self.chain,
+            self.inventory,
+            self.budgets,
+            pins=self.pins,
+            no_spill=self.no_spill,
+            phase=self.phase,
         )
-    return visits
 
 
-def needed_bytes(problem: PlacementProblem, candidate: Candidate) -> dict[str, int]:
-    """Return what the candidate takes of each device that it uses, added up block by block."""
-    chain = problem.chain
-    needed: dict[str, int] = {}
-    for number, device in enumerate(problem.inventory.devices):
-        mine = [index for index, own in enumerate(candidate.devices) if own == number]
-        if not mine:
-            continue
-        total = chain.scratch_bytes
-        for index in mine:
-            total += chain.costs[index].buffer_bytes + chain.costs[index].kv_bytes
-            if index not in candidate.streamed:
-                total += chain.costs[index].parameter_bytes
-        for tie in chain.ties:
-            if set(mine) & set(tie.positions) and tie.positions[0] not in mine:
-                total += tie.num_bytes
-        sizes = [chain.costs[index].parameter_bytes for index in mine if index in candidate.streamed]
-        total += candidate.num_slots * max(sizes, default=0)
-        activations = [chain.costs[index].prefill_activation_bytes for index in mine]
-        activations += [chain.costs[index].decode_activation_bytes for index in mine]
-        needed[device.id] = total + activation_bounds(chain.base_activation_bytes + max(activations))[1]
-    return needed
-
-
-def _fits(problem: PlacementProblem, candidate: Candidate) -> bool:
-    needed = needed_bytes(problem, candidate)
-    if any(num_bytes > problem.budgets[device_id] for device_id, num_bytes in needed.items()):
-        return False
-    node = problem.inventory.nodes[0]
-    in_host = [device.id for device in problem.inventory.devices if device.backend is Backend.CPU]
-    limit = max(
-        node.host_memory_bytes - node.host_reserve_bytes, *(problem.budgets[name] for name in in_host), 0
-    )
-    taken = sum(needed.get(name, 0) for name in in_host)
-    if candidate.tier is Residency.STREAM_HOST:
-        taken += sum(problem.chain.costs[index].parameter_bytes for index in candidate.streamed)
-    return taken <= limit
+MAX_COMBINATIONS = 3_000
+"""Residencies and forms of all blocks together that a drawn problem has at most."""
 
 
 @st.composite
-def placement_problems(draw: st.DrawFn, *, max_blocks: int = 5) -> PlacementProblem:
-    """Draw a problem with one or two devices, ties, pins, blocks that must stay, budgets about the need."""
-    num_blocks = draw(st.integers(1, max_blocks))
-    sizes = st.sampled_from(draw(st.sampled_from([(64,), (64, 192), (64, 320, 128), (0, 128, 448)])))
-    small = st.sampled_from((0, 0, 64, 256))
-    costs = [
-        make_cost(
-            draw(sizes),
-            buffer_bytes=draw(small),
-            kv_bytes=draw(small),
-            decode_activation_bytes=draw(small),
-            decode_read_bytes=draw(st.integers(0, 300)),
-            decode_output_bytes=draw(small),
-            resident_reason=draw(st.sampled_from((None, None, None, None, Reason.REPEATED))),
-        )
-        for _ in range(num_blocks)
-    ]
+def placement_problems(
+    draw: st.DrawFn, *, max_blocks: int = 8, max_devices: int = 3, unit: int = MIB
+) -> PlacementProblem:
+    """Draw a problem: all that the solver knows may occur in it, and budgets are about the need.
+
+    Args:
+        draw: Hypothesis' own.
+        max_blocks: Blocks at most; fewer where each has many residencies and forms.
+        max_devices: Devices at most.
+        unit: All bytes and latencies are small multiples of it.
+    """
+    inventory = draw(_inventories(max_devices, unit))
+    max_forms = draw(st.sampled_from((1, 1, 2, 3)))
+    kinds = draw(st.lists(_costs(max_forms, unit), min_size=1, max_size=3))
+    num_blocks = max(1, max_blocks - draw(st.integers(0, max_blocks - 1)))
+    costs = [draw(st.sampled_from(kinds)) for _ in range(num_blocks)]
+    if len(costs) > 1 and not draw(st.integers(0, 3)):
+        place = draw(st.integers(0, len(costs) - 1))
+        costs[place] = msgspec.structs.replace(costs[place], resident_reason=Reason.REPEATED)
+    num_tiers = 1 + (inventory.nodes[0].disk is not None) + bool(inventory.links)
+    while prod(_num_modes(cost, num_tiers) for cost in costs) > MAX_COMBINATIONS:
+        costs.pop()
+    num_blocks = len(costs)
     ties: list[ChainTie] = []
-    if num_blocks > 1 and draw(st.booleans()):
+    if num_blocks > 1 and not draw(st.integers(0, 2)):
         positions = draw(st.sets(st.integers(0, num_blocks - 1), min_size=2, max_size=3))
-        ties.append(ChainTie(positions=tuple(sorted(positions)), num_bytes=draw(st.sampled_from((64, 128)))))
-    chain = make_chain(costs, ties=ties, scratch_bytes=draw(small))
-    inventory = draw(_inventories())
-    always = chain.scratch_bytes + sum(cost.buffer_bytes + cost.kv_bytes for cost in costs)
-    weights = sum(cost.parameter_bytes for cost in costs)
-    eighths = st.sampled_from((3, 4, 5, 6, 2, 8, 1))
-    budgets = {
-        device.id: NO_ACTIVATIONS + 320 + always + draw(eighths) * weights // 8
-        for device in inventory.devices
-    }
-    if len(budgets) > 1 and not draw(st.integers(0, 7)):
-        budgets[inventory.devices[0].id] = 0
-    pins = draw(_pins(num_blocks, inventory))
-    pins = tuple(pin for pin in pins if costs[int(pin.pattern.rpartition(".")[2])].resident_reason is None)
-    no_spill = not any(pin.residency for pin in pins) and draw(st.sampled_from((False, False, False, True)))
+        ties.append(
+            ChainTie(positions=tuple(sorted(positions)), num_bytes=draw(st.sampled_from((1, 2))) * unit)
+        )
+    edges: dict[tuple[int, int], int] = {}
+    if num_blocks > 2 and not draw(st.integers(0, 2)):
+        for _ in range(draw(st.integers(1, 2))):
+            source = draw(st.integers(0, num_blocks - 3))
+            target = draw(st.integers(source + 2, num_blocks - 1))
+            edges[source, target] = draw(st.integers(1, 3)) * unit
+    chain = make_chain(costs, ties=ties, edges=edges, scratch_bytes=draw(st.sampled_from((0, 0, unit))))
+    budgets = draw(_budgets(chain, inventory, unit))
+    pins = draw(_pins(costs, inventory))
+    is_spilled = any(pin.residency not in (None, Residency.RESIDENT) for pin in pins)
     return PlacementProblem(
         chain=chain,
         inventory=inventory,
         budgets=budgets,
-        constraints=resolve(chain, pins, no_spill=no_spill),
-        phase=draw(st.sampled_from(Objective)),
+        pins=pins,
+        no_spill=not is_spilled and draw(st.sampled_from((False, False, False, True))),
+        is_auto=max_forms > 1 and draw(st.booleans()),
+        phase=draw(st.sampled_from((Objective.DECODE, Objective.PREFILL))),
     )
 
 
+def _num_modes(cost: BlockRun, num_tiers: int) -> int:
+    if cost.resident_reason is not None:
+        return len(cost.forms)
+    return sum(num_tiers if form.parameter_bytes else 1 for form in cost.forms)
+
+
 @st.composite
-def _inventories(draw: st.DrawFn) -> Inventory:
-    names = draw(st.sampled_from((("gpu0",), ("cpu",), ("gpu0", "gpu1"), ("gpu0", "cpu"))))
-    rates = st.sampled_from((GIGA, GIGA // 2, 4 * GIGA, 700_000_001))
-    devices = [
-        make_device(
-            name, memory_bytes_per_second=draw(rates), block_overhead_ns=draw(st.sampled_from((0, 40)))
+def _costs(draw: st.DrawFn, max_forms: int, unit: int) -> BlockRun:
+    small = st.sampled_from((0, 0, 1, 4))
+    size = draw(st.sampled_from((8, 16, 8, 24, 16, 8, 0)))
+    share = draw(st.sampled_from((1, 1, 1, 0, 2)))
+    forms = [
+        make_form(
+            size * unit // divisor,
+            name,
+            buffer_bytes=draw(st.sampled_from((0, 0, 1))) * unit,
+            decode_read_bytes=(share * size * unit // divisor if share else draw(small) * unit),
+            quantized_bytes=0 if divisor == 1 else size * unit,
+            workspace_bytes=0 if divisor == 1 else draw(small) * unit,
         )
-        for name in names
+        for name, divisor in zip(FORMATS[:max_forms], (1, 2, 4), strict=False)
     ]
-    group = draw(st.sampled_from(("", "switch")))
-    links = [
-        make_link(device.id, rate=draw(rates), latency_ns=draw(st.sampled_from((0, 25))), group=group)
-        for device in devices
-        if device.backend is not Backend.CPU and draw(st.sampled_from((True, True, True, False)))
-    ]
-    return make_inventory(
-        devices,
-        links,
-        host_memory_bytes=draw(st.sampled_from((2**50, 2**50, NO_ACTIVATIONS + 1500, 500))),
-        disk_rate=draw(st.sampled_from((GIGA // 2, GIGA, None))),
+    return make_cost(
+        0,
+        kv_bytes=draw(small) * unit,
+        decode_flops=draw(st.integers(0, 20)) * unit,
+        prefill_flops=draw(st.integers(0, 60)) * unit,
+        decode_activation_bytes=draw(small) * unit,
+        prefill_activation_bytes=draw(small) * unit,
+        decode_output_bytes=draw(small) * unit,
+        prefill_output_bytes=draw(small) * unit,
+        forms=tuple(forms if size else forms[:1]),
     )
 
 
 @st.composite
-def _pins(draw: st.DrawFn, num_blocks: int, inventory: Inventory) -> tuple[Pin, ...]:
+def _budgets(draw: st.DrawFn, chain: Chain, inventory: Inventory, unit: int) -> dict[str, int]:
+    """Budgets that hold cache and buffers, something else, and some eighths of all weights."""
+    first = [cost.forms[0] for cost in chain.costs]
+    weights = sum(form.parameter_bytes for form in first)
+    always = sum(form.buffer_bytes for form in first) + sum(cost.kv_bytes for cost in chain.costs)
+    budgets = {}
+    for device in inventory.devices:
+        eighths = draw(st.sampled_from((1, 0, 1, 2, 0, 3, 6)))
+        spare = draw(st.sampled_from((9, 17, 9, 25, 18, 2)))
+        kept = always // draw(st.sampled_from((1, 1, 1, 2)))
+        budgets[device.id] = max(64, kept + spare * unit + eighths * weights // 8)
+    if len(budgets) > 1 and not draw(st.integers(0, 9)):
+        budgets[inventory.devices[0].id] = 0
+    return budgets
+
+
+@st.composite
+def _inventories(draw: st.DrawFn, max_devices: int, unit: int) -> Inventory:
+    rates = st.sampled_from((GIGA, GIGA, GIGA // 2, GIGA // 4, 4 * GIGA, 700_000_001))
+    latencies = st.sampled_from((0, 0, unit))
+    num_nodes = draw(st.sampled_from((1, 1, 1, 2)))
+    nodes = [
+        make_node(
+            f"node{number}",
+            disk_rate=draw(st.sampled_from((GIGA // 2, GIGA, GIGA // 8, None))),
+            host_memory_bytes=draw(st.sampled_from((2**50, 2**50, 2**50, 64 * unit, 24 * unit))),
+            pinned_memory_bytes=draw(st.sampled_from((None, None, None, 32 * unit, 16 * unit))),
+        )
+        for number in range(num_nodes)
+    ]
+    names = draw(st.lists(st.sampled_from(("gpu", "gpu", "gpu", "cpu")), min_size=1, max_size=max_devices))
+    devices = []
+    for number, name in enumerate(names):
+        node = nodes[0] if number == 0 else draw(st.sampled_from(nodes))
+        devices.append(
+            make_device(
+                f"{name}{number}",
+                node=node.id,
+                memory_bytes_per_second=draw(rates),
+                flops_per_second=draw(rates),
+                block_overhead_ns=draw(st.sampled_from((0, 0, unit // 2))),
+                shares_host_memory=name == "gpu" and not draw(st.integers(0, 5)),
+                format_rates=() if draw(st.integers(0, 3)) else (_measured(draw(rates)),),
+            )
+        )
+    devices.sort(key=lambda device: device.id.partition("/")[0])
+    group = draw(st.sampled_from(("", "", "switch")))
+    links = [
+        make_link(
+            device.id, device.id.partition("/")[0], draw(rates), latency_ns=draw(latencies), group=group
+        )
+        for device in devices
+        if device.backend is not Backend.CPU and draw(st.integers(0, 7))
+    ]
+    if num_nodes > 1 and draw(st.integers(0, 5)):
+        links.append(make_link("node0", "node1", draw(rates), latency_ns=draw(latencies)))
+    if len(devices) > 1 and not draw(st.integers(0, 2)):
+        source, target = draw(st.sampled_from(list(pairwise(devices))))
+        links.append(make_link(source.id, target.id, draw(rates), latency_ns=draw(latencies)))
+    return make_inventory(devices, links, nodes=nodes)
+
+
+def _measured(rate: int) -> FormatRates:
+    """What a device does with weights in four bits."""
+    return FormatRates(
+        kind="nf4",
+        memory_bytes_per_second=rate,
+        cache_bytes_per_second=rate,
+        flops_per_second=rate,
+        block_overhead_ns=1000,
+    )
+
+
+@st.composite
+def _pins(draw: st.DrawFn, costs: Sequence[BlockRun], inventory: Inventory) -> tuple[Pin, ...]:
     if draw(st.integers(0, 2)):
         return ()
-    tier = draw(st.sampled_from((Residency.STREAM_HOST, Residency.STREAM_DISK)))
-    blocks = draw(st.lists(st.integers(0, num_blocks - 1), max_size=2, unique=True))
-    return tuple(
-        Pin(
-            pattern=f"layers.{block}",
-            device=draw(st.sampled_from((None, *(device.id for device in inventory.devices)))),
-            residency=draw(st.sampled_from((None, Residency.RESIDENT, tier))),
+    tiers = (Residency.STREAM_HOST, Residency.STREAM_DISK)
+    pins = []
+    for index in draw(st.lists(st.integers(0, len(costs) - 1), max_size=2, unique=True)):
+        can_stream = costs[index].resident_reason is None and costs[index].forms[-1].parameter_bytes > 0
+        pins.append(
+            Pin(
+                pattern=f"layers.{index}",
+                device=draw(st.sampled_from((None, None, *(device.id for device in inventory.devices)))),
+                residency=draw(
+                    st.sampled_from((None, None, Residency.RESIDENT, *(tiers if can_stream else ())))
+                ),
+                format=draw(st.sampled_from((None, *(form.format for form in costs[index].forms)))),
+            )
         )
-        for block in blocks
-    )
+    return tuple(pins)
 
 
 def permuted(budgets: Mapping[str, int]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from bayplan.schemas.plan import (
     Operation,
     Plan,
     PlannedDevice,
+    PlannedHost,
     Problem,
     Schedule,
     Shard,
@@ -153,6 +154,7 @@ def make_plan(
             if sources != (target,)
         ),
         devices=(device(weights=weights, staging=staging),),
+        hosts=(PlannedHost(id="node0", budget_bytes=2 * GIB, pinned_budget_bytes=2 * GIB, waiting_bytes=0),),
         blocks=tuple(blocks),
         ties=tuple(
             Tie(fqns=fqns, num_bytes=0, policy="co-located", devices=(CPU,)) for fqns in tie_groups(model)
@@ -162,6 +164,8 @@ def make_plan(
         else (),
         problem=Problem(
             objective=Objective.DECODE,
+            formats=(built_dtype,),
+            is_auto=False,
             max_memory_bytes={},
             pins=(),
             no_spill=False,
@@ -272,7 +276,7 @@ def summary(*, num_blocks: int, num_streamed: int) -> Summary:
         predicted_decode_ns=3,
         predicted_step_ns=3,
         lower_bound_ns=3,
-        bound_class=BoundClass.CONTIGUOUS_ONE_TIER,
+        bound_class=BoundClass.CONTIGUOUS,
         gap_ppm=0,
         solver_status=SolverStatus.OPTIMAL,
         reproducible=True,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import form_graphs
 import msgspec
 from placement_problems import make_device, make_inventory, make_link
 
 from bayplan.planner.assemble import Inputs, assemble
-from bayplan.planner.formats import plan_formats
+from bayplan.planner.block_forms import block_forms
+from bayplan.planner.format_choice import parse_request
+from bayplan.planner.formats import plan_formats, planned_forms
 from bayplan.planner.hardware.budget import device_budgets
-from bayplan.planner.solve.arrange import Arranger
 from bayplan.planner.solve.chain import chain_from_graph
 from bayplan.planner.solve.constraints import resolve
-from bayplan.planner.solve.placement import Placement, Solver
+from bayplan.planner.solve.machine import Machine
+from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import predict
 from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
 from bayplan.schemas.hardware import Inventory
@@ -120,7 +123,7 @@ def make_inputs(
     objective: Objective = Objective.DECODE,
     prefill_chunk: int = 64,
 ) -> Inputs:
-    formats, format_rules, block_formats = plan_formats(graph, "bf16")
+    formats, format_rules, _ = plan_formats(graph, "bf16")
     return Inputs(
         producer="bayplan 0.1.0",
         model=Model(
@@ -160,28 +163,34 @@ def make_inputs(
         no_split=(),
         formats=formats,
         format_rules=format_rules,
-        block_formats=block_formats,
+        format_names=("bf16",),
+        is_auto=False,
         rules=(),
         ties=graph.ties,
     )
 
 
-def place(graph: ModelGraph, inputs: Inputs) -> tuple[Placement, Plan]:
+def place(graph: ModelGraph, inputs: Inputs) -> tuple[Placed, Plan]:
     """Return the placement of a feasible problem and its plan."""
-    chain = chain_from_graph(graph, scratch_bytes=65_536)
-    constraints = resolve(chain, inputs.pins, no_spill=inputs.no_spill)
-    placement = Solver(chain, inputs.inventory, inputs.budgets, constraints, inputs.objective).solve()
-    assert placement is not None
-    prediction = predict(
-        placement,
-        Arranger(chain, inputs.inventory, constraints, inputs.objective),
-        chain,
-        inputs.inventory,
+    forms = planned_forms(form_graphs.read_model(graph), parse_request(None))
+    chain = chain_from_graph(
+        graph,
+        block_forms(forms, inputs.workload),
+        {name: entry.kind for name, entry in forms.formats.items()},
         inputs.workload,
-        inputs.objective,
-        generates=graph.generates,
+        scratch_bytes=65_536,
     )
-    return placement, assemble(inputs, chain, constraints, placement, prediction)
+    placed = place_for(
+        Problem(
+            chain=chain,
+            machine=Machine(inputs.inventory, inputs.budgets),
+            constraints=resolve(chain, inputs.pins, no_spill=inputs.no_spill),
+            objective=inputs.objective,
+            generates=graph.generates,
+        )
+    )
+    assert placed is not None
+    return placed, assemble(inputs, placed, predict(placed, inputs.workload, generates=graph.generates))
 
 
 def plan_streamed() -> Plan:

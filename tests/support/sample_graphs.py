@@ -5,11 +5,33 @@ from __future__ import annotations
 import itertools
 
 from bayplan.planner.model.facts import ReadModel
-from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, TensorRole, TiedGroup, Work
+from bayplan.schemas.graph import (
+    BlockExperts,
+    Edge,
+    GraphBlock,
+    ModelGraph,
+    TensorRecord,
+    TensorRole,
+    TiedGroup,
+    Work,
+)
 from bayplan.schemas.plan import Checkpoint, Model, Shard, Workload
 from bayplan.schemas.types import Reason
 
 DIGEST = f"sha256:{'0' * 64}"
+
+
+def experts_of(block: str) -> BlockExperts:
+    """Return experts that two of four rows are routed to."""
+    return BlockExperts(
+        module=block,
+        count=4,
+        per_token=2,
+        prefill_flops=6,
+        decode_flops=5,
+        prefill_hidden_bytes=8,
+        decode_hidden_bytes=4,
+    )
 
 
 def read_model_of(name: str, *, layers: int) -> ReadModel:
@@ -29,6 +51,7 @@ def read_model_of(name: str, *, layers: int) -> ReadModel:
             prefill=work,
             decode=work,
             resident_reason=Reason.TIED if block == "embed" else None,
+            experts=None if block == "embed" else experts_of(block),
         )
         for block in ids
     )

@@ -11,6 +11,7 @@ import typer
 
 from bayplan.commands.demo import demo
 from bayplan.commands.estimate import estimate
+from bayplan.commands.explain import explain
 from bayplan.commands.failures import exit_code_of
 from bayplan.commands.inventory import inventory
 from bayplan.commands.output import emit
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (inventory, estimate, plan, bind, show, diff, run, schema, demo):
+for command in (inventory, estimate, plan, bind, show, explain, diff, run, schema, demo):
     app.command()(command)
 
 

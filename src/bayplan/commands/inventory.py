@@ -1,4 +1,4 @@
-"""`bayplan inventory`: what a machine has, probed here or declared from the catalogue."""
+"""`bayplan inventory`: what machines have, probed here or declared from the catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bayplan.commands.forms import AsForm, AsJson, OutputForm
-from bayplan.commands.output import check_target, emit, emit_picture, write_file
+from bayplan.commands.output import check_target, emit, emit_picture, say, write_file
 from bayplan.schemas.codec import encode_inventory
 
 DeclaredDevices = Annotated[
@@ -25,10 +25,17 @@ DeclaredCpu = Annotated[
 ]
 HostMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="Declare host memory, such as 64GiB.")]
 DiskRate = Annotated[str | None, typer.Option(metavar="RATE", help="Declare the disk's rate, such as 3GB/s.")]
+NumNodes = Annotated[
+    int | None, typer.Option(metavar="N", help="Declare so many machines of this kind; needs --network.")
+]
+NetworkRate = Annotated[
+    str | None, typer.Option(metavar="RATE", help="Declare the rate between two machines, such as 50GB/s.")
+]
 Calibrate = Annotated[
     bool,
     typer.Option(
-        "--calibrate", help="Measure disk (in the current folder) and CPU instead of the catalogue's rates."
+        "--calibrate",
+        help="Measure disk (in the current folder), devices and links instead of the catalogue's rates.",
     ),
 ]
 InventoryOutput = Annotated[
@@ -42,6 +49,8 @@ def inventory(
     cpu: DeclaredCpu = None,
     host_memory: HostMemory = None,
     disk: DiskRate = None,
+    nodes: NumNodes = None,
+    network: NetworkRate = None,
     calibrate: Calibrate = False,
     output: InventoryOutput = None,
     form: AsForm = OutputForm.TEXT,
@@ -49,10 +58,17 @@ def inventory(
 ) -> None:
     """Probe this machine, or declare another one from the catalogue."""
     check_target(output)
-    if device or cpu is not None or host_memory is not None or disk is not None:
+    if device or any(option is not None for option in (cpu, host_memory, disk, nodes, network)):
         from bayplan.planner.hardware.declare import declare_inventory
 
-        found = declare_inventory(tuple(device or ()), cpu=cpu, host_memory=host_memory, disk=disk)
+        found = declare_inventory(
+            tuple(device or ()),
+            cpu=cpu,
+            host_memory=host_memory,
+            disk=disk,
+            nodes=1 if nodes is None else nodes,
+            network=network,
+        )
     else:
         from bayplan.planner.hardware.probe import probe_inventory
 
@@ -60,9 +76,14 @@ def inventory(
     if calibrate:
         from bayplan.commands.progress import ProgressBars
         from bayplan.planner.hardware.calibrate import calibrate as measure
+        from bayplan.planner.hardware.other_work import OtherWork
 
+        others = OtherWork()
         with ProgressBars() as bars:
             found = measure(found, Path.cwd(), bars)
+        warning = others.warning()
+        if warning is not None:
+            say(f"warning: {warning}")
     data = encode_inventory(found)
     if output is not None:
         write_file(output, data)

@@ -39,8 +39,17 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        metavar="FORMAT",
-        help="Data type, int8 (estimate's int8-bnb), nf4, fp4, fp8 or mxfp4; default: the checkpoint's own.",
+        metavar="SET|auto",
+        help="Data type, int8 (estimate's int8-bnb), nf4, fp4, fp8 or mxfp4; several, such as bf16,nf4: "
+        "each block in one of them; auto: int8 and nf4 where they are needed; default: the checkpoint's own.",
+    ),
+]
+FormatConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--format-config",
+        metavar="FILE",
+        help="JSON with formats and format_rules of your own, as in a plan.",
     ),
 ]
 Context = Annotated[
@@ -77,7 +86,42 @@ NoSplit = Annotated[
 ]
 Pins = Annotated[
     list[str] | None,
-    typer.Option("--pin", metavar="GLOB=DEV[,RESIDENCY]", help="Put blocks on a device. Repeatable."),
+    typer.Option(
+        "--pin", metavar="GLOB=DEV[,RESIDENCY][,FORMAT]", help="Put blocks on a device. Repeatable."
+    ),
+]
+DeviceMapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-device-map",
+        metavar="FILE",
+        help="Put blocks where a device_map of accelerate or transformers (JSON) has them.",
+    ),
+]
+Free = Annotated[
+    bool, typer.Option("--free", help="With --from-device-map: only compare the best plan with the map.")
+]
+PreviousPlan = Annotated[
+    Path | None,
+    typer.Option(
+        "--previous",
+        metavar="PLAN",
+        help="Of the placements within 2 % of the best, the one that moves the fewest bytes from this plan.",
+    ),
+]
+Pareto = Annotated[
+    bool,
+    typer.Option(
+        "--pareto",
+        help="List plans that trade latency against precision and context; -o is then a folder for them.",
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="End the search by the clock; another run may then give another plan. Default: by its work.",
+    ),
 ]
 NoSpill = Annotated[bool, typer.Option("--no-spill", help="Stream nothing: say infeasible instead.")]
 FactoryCheckpoint = Annotated[

@@ -2,7 +2,8 @@
 
 Owns: a config read without the network, a model built as `from_pretrained` builds it before it loads,
 transformers' own initialization of buffers, its dtypes for single parameters, its ties, its renamings of
-checkpoint names, and its class tables. Knows nothing of folders' contents beyond what it is asked to hand on.
+checkpoint names, its table of functions of experts, and its class tables. Knows nothing of folders' contents
+beyond what it is asked to hand on.
 Written for transformers 5.20 to 5.24.
 """
 
@@ -26,6 +27,7 @@ from transformers.core_model_loading import (
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.hub_kernels import is_kernel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _LazyAutoMapping
@@ -346,6 +348,44 @@ def complete_outputs() -> Iterator[None]:
         yield
     finally:
         delattr(MoeCausalLMOutputWithPast, "image_outputs")
+
+
+def replaceable_experts(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """Return the modules of experts whose function can be replaced, in order of registration.
+
+    Such a module looks its function up in transformers' table, by the name in its config, at every call: what
+    is entered there gets the module, the positions and their routes, and need not have all weights at hand.
+    Classes that compute by themselves are not among them, such as those of Llama 4 and DBRX.
+    """
+    reached = _configs_reached(model)
+    return tuple(
+        module
+        for module in model.modules()
+        if id(getattr(module, "config", None)) in reached and _looks_up_experts(type(module).forward)
+    )
+
+
+def _configs_reached(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the configs that `set_experts_implementation` of a model changes."""
+    if not isinstance(model, PreTrainedModel):
+        return set()
+    own = type(model.config)
+    return {
+        id(one.config)
+        for one in model.modules()
+        if isinstance(one, PreTrainedModel)
+        and (one is model or type(one.config) is not own)
+        and one._can_set_experts_implementation()
+    }
+
+
+def _looks_up_experts(forward: Callable[..., object]) -> bool:
+    """Return whether `use_experts_implementation` made the function, for the table that all may add to."""
+    code, cells = getattr(forward, "__code__", None), getattr(forward, "__closure__", None)
+    if code is None or not cells:
+        return False
+    held = dict(zip(code.co_freevars, cells, strict=True))
+    return "experts_interface" in held and held["experts_interface"].cell_contents is ALL_EXPERTS_FUNCTIONS
 
 
 def ignored_names(model: PreTrainedModel) -> tuple[re.Pattern[str], ...]:

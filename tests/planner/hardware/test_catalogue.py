@@ -17,7 +17,7 @@ from bayplan.planner.hardware.catalogue import (
 )
 from bayplan.planner.hardware.catalogue_accelerators import ACCELERATORS
 from bayplan.planner.hardware.catalogue_cpus import CPUS, GENERIC_CPU, GENERIC_CPU_BANDWIDTH_LIMIT
-from bayplan.planner.hardware.catalogue_links import DEFAULT_DISK, LINKS
+from bayplan.planner.hardware.catalogue_links import DEFAULT_DISK, LINKS, NETWORK
 from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.schemas.errors import UsageError
 
@@ -50,13 +50,16 @@ def test_promised_accelerators_are_there(name: str) -> None:
 @pytest.mark.parametrize("entry", [*ACCELERATORS.values(), *CPUS.values()], ids=lambda entry: entry.name)
 def test_every_figure_is_positive_and_has_a_dated_source(entry: AcceleratorEntry | CpuEntry) -> None:
     figures = _figures(entry)
-    assert len(figures) == (4 if isinstance(entry, AcceleratorEntry) else 3)
+    sharers = entry.host_link_sharers if isinstance(entry, AcceleratorEntry) else None
+    assert len(figures) == (4 if isinstance(entry, AcceleratorEntry) else 3) + (sharers is not None)
     for figure in figures:
         assert figure.value > 0
         assert re.search(r"\b20[12][0-9]\b|arXiv 2605", figure.source), figure.source
 
 
-@pytest.mark.parametrize("entry", [*LINKS.values(), DEFAULT_DISK], ids=lambda entry: entry.source[:20])
+@pytest.mark.parametrize(
+    "entry", [*LINKS.values(), NETWORK, DEFAULT_DISK], ids=lambda entry: entry.source[:20]
+)
 def test_every_link_and_the_disk_has_a_source(entry: LinkEntry | DiskEntry) -> None:
     assert re.search(r"\d.*\(.*\)|\d{4}-\d{2}", entry.source)
 

@@ -1,14 +1,17 @@
 import re
 
+import msgspec
 import pytest
 
 from bayplan.planner.hardware.catalogue_accelerators import ACCELERATORS
+from bayplan.planner.hardware.catalogue_cpus import CPUS
 from bayplan.planner.hardware.catalogue_links import DEFAULT_DISK
 from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.hardware.inventory import ACCELERATOR_RESERVE_BYTES
 from bayplan.schemas.codec import encode_inventory
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.hardware import Inventory, Link
+from bayplan.schemas.inventory_rules import inventory_problems
 from bayplan.schemas.sizes import SizeError
 
 GIB = 2**30
@@ -163,3 +166,92 @@ def test_malformed_host_memory() -> None:
 def test_malformed_disk_rate() -> None:
     with pytest.raises(SizeError, match=re.escape("--disk: not a rate: got")):
         declare_inventory(("l4",), host_memory="64GiB", disk="7GB")
+
+
+def test_boards_behind_one_switch_share_their_way_to_the_host() -> None:
+    inventory = declare_inventory(("a100-80gb*3", "l4"), host_memory="64GiB")
+    hosts = [link for link in inventory.links if link.source == "node0"]
+    assert [link.group for link in hosts] == [
+        "a100-80gb-switch0",
+        "a100-80gb-switch0",
+        "a100-80gb-switch1",
+        "",
+    ]
+
+
+def test_a_single_board_shares_with_nobody() -> None:
+    (link,) = declare_inventory(("a100-80gb",), host_memory="64GiB").links
+    assert link.group == ""
+
+
+def test_several_machines_are_alike_and_joined_each_to_each() -> None:
+    options = {"cpu": "epyc-9354", "host_memory": "1TiB", "disk": "7GB/s"}
+    one = declare_inventory(("h100-80gb*2",), **options)
+    inventory = declare_inventory(("h100-80gb*2",), **options, nodes=3, network="50GB/s")
+    assert [node.id for node in inventory.nodes] == ["node0", "node1", "node2"]
+    assert _ids_and_kinds(inventory)[3:6] == [
+        ("node1/gpu0", "h100-80gb"),
+        ("node1/gpu1", "h100-80gb"),
+        ("node1/cpu", "epyc-9354"),
+    ]
+    assert inventory.nodes[2] == msgspec.structs.replace(one.nodes[0], id="node2")
+    assert inventory.devices[8] == msgspec.structs.replace(one.devices[2], id="node2/cpu")
+    assert inventory.links[:3] == one.links
+    assert inventory.links[5] == msgspec.structs.replace(
+        one.links[2], source="node1/gpu0", target="node1/gpu1"
+    )
+    between = [("node0", "node1"), ("node0", "node2"), ("node1", "node2")]
+    assert inventory.links[9:] == tuple(
+        Link(source=source, target=target, bytes_per_second=50_000_000_000, latency_ns=30_000)
+        for source, target in between
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize("devices", [(), ("a100-80gb*8",), ("l4", "t4*2"), ("m4-max-128gb",)])
+def test_what_is_declared_is_a_valid_inventory(devices: tuple[str, ...], nodes: int) -> None:
+    network = None if nodes == 1 else "10GB/s"
+    inventory = declare_inventory(devices, cpu="generic", host_memory="64GiB", nodes=nodes, network=network)
+    assert list(inventory_problems(inventory)) == []
+
+
+def test_every_cpu_and_accelerator_of_the_catalogue_makes_a_valid_inventory() -> None:
+    for name in ACCELERATORS:
+        assert list(inventory_problems(declare_inventory((name,), host_memory="1GiB"))) == []
+    for name in CPUS:
+        assert list(inventory_problems(declare_inventory(cpu=name, host_memory="1GiB"))) == []
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 65])
+def test_number_of_machines_out_of_range(nodes: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        declare_inventory(("l4",), host_memory="64GiB", nodes=nodes, network="1GB/s")
+    assert str(caught.value) == f"--nodes: not a number of machines: got {nodes}, needed 1 to 64"
+
+
+def test_a_network_without_machines_to_join() -> None:
+    with pytest.raises(UsageError) as caught:
+        declare_inventory(("l4",), host_memory="64GiB", network="50GB/s")
+    assert str(caught.value) == "--network: a network needs two machines: got '50GB/s'\nhint: add --nodes 2"
+
+
+def test_machines_without_a_network() -> None:
+    with pytest.raises(UsageError) as caught:
+        declare_inventory(("l4",), host_memory="64GiB", nodes=2)
+    assert str(caught.value) == (
+        "--network: the declared machines are not joined: needed a rate between any two\n"
+        "hint: add for example --network 50GB/s, which is 400 Gbit/s"
+    )
+
+
+def test_malformed_network_rate() -> None:
+    with pytest.raises(SizeError, match=re.escape("--network: not a rate: got")):
+        declare_inventory(("l4",), host_memory="64GiB", nodes=2, network="50GB")
+
+
+def test_too_many_accelerators_in_all_machines() -> None:
+    with pytest.raises(UsageError) as caught:
+        declare_inventory(("l4*513",), host_memory="64GiB", nodes=2, network="50GB/s")
+    assert str(caught.value) == (
+        "--nodes: too many accelerators: got 2 machines with 513 each, needed at most 1024 in all"
+    )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bayplan.planner.model import activity
-from bayplan.planner.model.activity import ActivityMode, EventKind, TraceTooLongError
+from bayplan.planner.model.activity import ActivityMode, EventKind, Handed, TraceTooLongError
 from bayplan.planner.model.operations import RealPathMode, operation_flops
 from bayplan.planner.model.tensor_arguments import storage_key, tensors_in
 
@@ -72,6 +72,28 @@ def test_flops_calls_and_output_of_a_block() -> None:
     assert mode.log.flops == {0: 2 * 2 * 5 * 4 * 6}
     assert mode.log.num_calls == {0: 2}
     assert mode.log.output_bytes == {0: 5 * 6 * 4}
+
+
+def test_operations_of_a_block_but_no_views() -> None:
+    linear = nn.Linear(4, 4, device="meta")
+    mode = watching(linear)
+    with torch.no_grad(), mode:
+        inputs = meta(5, 4)
+        call(mode, 0, lambda: linear(inputs).view(4, 5).t().relu())
+        call(mode, 0, lambda: inputs.unsqueeze(0).neg())
+    assert mode.log.operations == {0: 3}
+
+
+def test_operations_between_the_calls_are_those_of_the_weights_or_else_the_results_that_they_read() -> None:
+    first, second = nn.Linear(4, 4, device="meta"), nn.Linear(4, 4, device="meta")
+    mode = watching(first, second)
+    with torch.no_grad(), mode:
+        inputs = meta(5, 4)
+        outputs = call(mode, 0, lambda: first(inputs))
+        outputs + second.bias
+        outputs.exp()
+        inputs.exp()  # nobody's
+    assert mode.log.operations == {0: 2, 1: 1}
 
 
 def test_weights_read_in_their_own_call_are_not_used_outside() -> None:
@@ -272,3 +294,52 @@ def test_grouped_products_on_meta_in_any_dtype() -> None:
         mode.exit(0, output)
     assert tuple(output.shape) == (6, 5)
     assert mode.log.flops == {0: 2 * 6 * 4 * 5}
+
+
+def test_work_in_calls_of_experts_is_counted_apart() -> None:
+    dense, experts = nn.Linear(4, 4, device="meta"), nn.Linear(4, 6, device="meta")
+    mode = watching(nn.ModuleList([dense, experts]))
+    with torch.no_grad(), mode:
+        inputs = meta(5, 4)
+        for num_rows in (5, 3):
+            mode.enter(0)
+            dense(inputs)
+            mode.enter_experts(0, Handed(per_token=2, hidden_bytes=16 * num_rows))
+            experts(inputs[:num_rows])
+            mode.exit_experts(0)
+            output = dense(inputs)
+            mode.exit(0, output)
+    assert mode.log.expert_flops == {0: 2 * (5 + 3) * 4 * 6}
+    assert mode.log.flops == {0: mode.log.expert_flops[0] + 4 * 2 * 5 * 4 * 4}
+    assert mode.log.expert_bytes == {0: 16 * (5 + 3)}
+    assert mode.log.expert_routes == {0: {2}}
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_experts_that_are_read_without_a_call_of_them(is_called: bool) -> None:
+    experts = nn.Linear(4, 6, device="meta")
+    key = storage_key(experts.weight)
+    mode = ActivityMode({key: frozenset({3})}, frozenset(), experts={key: 3})
+    with torch.no_grad(), mode:
+        mode.enter(3)
+        if is_called:
+            mode.enter_experts(3, Handed(per_token=2, hidden_bytes=0))
+        experts.weight.sum()
+        if is_called:
+            mode.exit_experts(3)
+        mode.exit(3, None)
+    assert mode.log.expert_routes == {3: {2} if is_called else {None}}
+
+
+def test_a_call_of_experts_that_failed_is_over_when_the_next_forward_begins() -> None:
+    experts = nn.Linear(4, 6, device="meta")
+    key = storage_key(experts.weight)
+    mode = ActivityMode({key: frozenset({3})}, frozenset(), experts={key: 3})
+    with torch.no_grad(), mode:
+        mode.enter(3)
+        mode.enter_experts(3, Handed(per_token=2, hidden_bytes=0))
+        mode.start()
+        experts.weight.sum()
+        with pytest.raises(NotImplementedError, match="nonzero"):
+            torch.nonzero(meta(4))
+    assert mode.log.expert_routes == {3: {None}}

@@ -13,7 +13,18 @@ from bayplan.planner.model.inputs import Attempt
 from bayplan.schemas.plan import Workload
 
 PLAIN = Attempt(has_mask=False)
-FIGURES = ("flops", "activation_bytes", "output_bytes", "handed_bytes", "least_bytes", "num_calls")
+FIGURES = (
+    "flops",
+    "operations",
+    "activation_bytes",
+    "output_bytes",
+    "handed_bytes",
+    "least_bytes",
+    "num_calls",
+    "expert_flops",
+    "expert_bytes",
+    "expert_routes",
+)
 TOO_LONG = "a forward takes too many operations to be traced"
 
 
@@ -57,9 +68,12 @@ def test_the_work_is_that_of_one_chunk(name: str) -> None:
     measured = observe(model, blocks, workload, PLAIN).prefill
     assert predicted.output_bytes == measured.output_bytes
     assert predicted.handed_bytes == measured.handed_bytes
+    assert predicted.expert_flops == measured.expert_flops
+    assert predicted.expert_bytes == measured.expert_bytes
     assert predicted.flops.keys() == measured.flops.keys()
     for index, flops in measured.flops.items():
         assert 0.99 * flops <= predicted.flops[index] <= flops
+        assert predicted.operations[index] == pytest.approx(measured.operations[index], rel=0.15)
         assert predicted.activation_bytes[index] >= measured.activation_bytes[index]
 
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from sample_plans import smol_plan
 
 from bayplan.planner.model import graph_key as module
 from bayplan.planner.model.graph_key import digest_files, graph_key
 from bayplan.planner.model.library import Library
 from bayplan.planner.model.source import ModelSource
 from bayplan.planner.options import PlanOptions
-from bayplan.schemas.plan import Shard
+from bayplan.schemas.format_config import FormatConfig
+from bayplan.schemas.plan import FormatRule, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,11 +73,16 @@ READING_OPTIONS: dict[str, object] = {
     "library": "timm",
 }
 PLACING_OPTIONS: dict[str, object] = {
+    "format_config": FormatConfig(format_rules=(FormatRule(pattern="head.*", format="int8"),)),
     "inventory": None,
     "max_memory": ("cpu=1GiB",),
     "objective": "prefill",
     "pins": ("*=cpu",),
+    "device_map": {"": "cpu"},
+    "free": True,
     "no_spill": True,
+    "previous": smol_plan(),
+    "time_limit_s": 5.0,
     "use_cache": False,
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayplan.planner.model.activity import ActivityMode, EventKind
+from bayplan.planner.model.activity import ActivityMode, EventKind, Handed
 from bayplan.planner.model.known_values import MAX_KNOWN_ELEMENTS
 from bayplan.planner.model.operations import RealPathMode
 
@@ -126,6 +126,24 @@ def test_between_the_blocks_an_unknown_mask_is_true_everywhere(mode: ActivityMod
     are_real = (images == 0.0).sum((-1, -2)) != 12
     assert images[are_real].shape == (2, 3, 4)
     assert are_real.nonzero().shape == (2, 1)
+
+
+def test_in_a_call_of_experts_all_positions_go_to_the_same_ones(mode: ActivityMode) -> None:
+    """As the loop over experts in transformers' classes asks for the routes."""
+    num_experts, num_routed, num_positions = 8, 2, 5
+    index = weights(num_positions, num_experts).topk(num_routed).indices
+    mode.enter(0)
+    mode.enter_experts(0, Handed(per_token=num_routed, hidden_bytes=0))
+    mask = nn.functional.one_hot(index, num_classes=num_experts).permute(2, 1, 0)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    assert hit.tolist() == [[0], [1]]
+    assert hit.untyped_storage().nbytes() == num_experts * 8
+    route, position = torch.where(mask[hit[1, 0]])
+    assert route.shape == position.shape == (num_positions,)
+    assert position.is_meta
+    mode.exit_experts(0)
+    with pytest.raises(NotImplementedError, match="nonzero"):
+        mask.nonzero()
 
 
 def test_a_tensor_loses_its_values_where_weights_are_written_into_it(mode: ActivityMode) -> None:

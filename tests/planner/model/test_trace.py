@@ -442,6 +442,7 @@ def test_a_module_is_traced_with_the_inputs_that_are_given() -> None:
     graph = trace_model(model, workload, inputs=lambda batch: {"": (torch.empty(batch, 4, device="meta"),)})
     assert (graph.traced, graph.trace_note) == (True, "")
     assert [block.prefill.flops for block in graph.blocks] == [2 * 3 * 4 * 4, 2 * 3 * 4 * 2]
+    assert [block.prefill.num_operations for block in graph.blocks] == [2, 1]  # the first one's with the ReLU
     assert [block.decode for block in graph.blocks] == [block.prefill for block in graph.blocks]
     assert handed(graph) == {("0", "2"): (3 * 4 * 4, 3 * 4 * 4)}
     assert [block.resident_reason for block in graph.blocks] == [None, None]

@@ -49,6 +49,14 @@ def test_work_is_that_of_the_parameters() -> None:
     assert guessed.decode[layer].flops == 2 * params
 
 
+def test_operations_are_about_those_of_a_trace() -> None:
+    model = build("llama")
+    graph = trace_model(model, workload_for(model, CONTEXT))
+    traced = {block.id: block.decode.num_operations for block in graph.blocks}["model.layers.0"]
+    guessed, ids = guess("llama")
+    assert abs(guessed.decode[ids.index("model.layers.0")].num_operations - traced) <= traced // 10
+
+
 def test_activations_are_not_less_than_traced() -> None:
     model = build("llama")
     graph = trace_model(model, workload_for(model, CONTEXT))

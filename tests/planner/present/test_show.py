@@ -16,6 +16,7 @@ from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.present.device_map import DeviceMapError, device_map
 from bayplan.planner.present.markdown import plan_markdown
 from bayplan.planner.present.notices import plan_notices
+from bayplan.planner.present.plan_facts import prediction_facts
 from bayplan.planner.present.plan_tables import block_table, device_table
 from bayplan.planner.present.show import render_plan
 from bayplan.planner.present.show_inventory import render_inventory
@@ -205,6 +206,14 @@ def test_notice_not_reproducible() -> None:
     assert notices(msgspec.structs.replace(plan, summary=summary)) == [
         "not reproducible: the search was ended by the clock, another run may give another plan"
     ]
+
+
+def test_what_moved_is_said_where_there_was_a_plan_before() -> None:
+    plan = smol_plan()
+    assert "moved" not in dict(prediction_facts(plan))
+    summary = msgspec.structs.replace(plan.summary, moved_bytes=3 * 2**20)
+    facts = dict(prediction_facts(msgspec.structs.replace(plan, summary=summary)))
+    assert facts["moved"] == "3.00 MiB against the plan before it"
 
 
 def test_notice_remote_code_and_unused_tensors() -> None:

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from placement_problems import GIGA, make_cost, make_device, make_inventory, make_link
+from placement_problems import FORMATS, GIGA, make_cost, make_device, make_form, make_node
 
-from bayplan.planner.solve.cost import compute_ns, duration_ns, feed, find_link, hop_ns, node_of, output_bytes
-from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.types import Objective, Residency
+from bayplan.planner.solve.cost import compute_ns, duration_ns, reading_ns
+from bayplan.schemas.hardware import Device, FormatRates
+from bayplan.schemas.plan import BlockRun
+from bayplan.schemas.types import Objective
 
-GPU, OTHER, CPU = make_device("gpu0"), make_device("gpu1"), make_device("cpu")
+KINDS = {name: name for name in FORMATS} | {"mine": "nf4"}
+
+
+def time_ns(cost: BlockRun, device: Device, phase: Objective = Objective.DECODE, *, form: int = 0) -> int:
+    return compute_ns(cost, cost.forms[form], device, phase, KINDS)
 
 
 @pytest.mark.parametrize(
@@ -29,99 +34,68 @@ def test_durations_are_whole_and_never_too_short(amount: int, per_second: int, n
 def test_a_block_takes_the_larger_of_reading_and_computing() -> None:
     device = make_device("gpu0", flops_per_second=2 * GIGA, block_overhead_ns=7)
     cost = make_cost(64, decode_read_bytes=100, decode_flops=100, prefill_read_bytes=100, prefill_flops=900)
-    assert compute_ns(cost, device, Objective.DECODE) == 7 + 100
-    assert compute_ns(cost, device, Objective.PREFILL) == 7 + 450
+    assert time_ns(cost, device) == 7 + 100
+    assert time_ns(cost, device, Objective.PREFILL) == 7 + 450
 
 
-def test_output_of_each_phase() -> None:
-    cost = make_cost(64, decode_output_bytes=3, prefill_output_bytes=5)
-    assert [output_bytes(cost, phase) for phase in (Objective.DECODE, Objective.PREFILL)] == [3, 5]
+def test_each_operation_has_an_overhead() -> None:
+    device = make_device("gpu0", block_overhead_ns=7, operation_overhead_ns=11)
+    cost = make_cost(64, decode_operations=3, prefill_operations=4)
+    assert time_ns(cost, device) == 7 + 3 * 11 + 64
+    assert time_ns(cost, device, Objective.PREFILL) == 7 + 4 * 11 + 128
 
 
-def two_nodes() -> Inventory:
-    one = make_inventory([GPU, CPU], [make_link("node0/gpu0", latency_ns=5)])
-    return msgspec.structs.replace(
-        one,
-        nodes=(*one.nodes, msgspec.structs.replace(one.nodes[0], id="node1", disk=None)),
-        devices=(*one.devices, msgspec.structs.replace(GPU, id="node1/gpu0")),
-        links=(
-            *one.links,
-            make_link("node1", "node1/gpu0", latency_ns=11),
-            make_link("node0", "node1", rate=GIGA // 10, latency_ns=100),
-        ),
-    )
-
-
-def test_node_of_a_device() -> None:
-    assert node_of(two_nodes(), "node1/gpu0").id == "node1"
-
-
-def test_a_link_works_in_both_directions() -> None:
-    inventory = two_nodes()
-    link = find_link(inventory, "node1", "node0")
-    assert link is not None
-    assert (link.source, link.target) == ("node0", "node1")
-    assert find_link(inventory, "node0/gpu0", "node1/gpu0") is None
-
-
-def test_no_hop_to_itself() -> None:
-    assert hop_ns(make_inventory([GPU]), GPU, GPU, 100) == 0
-
-
-def test_a_direct_link_is_taken() -> None:
-    links = [
-        make_link("node0/gpu1", "node0/gpu0", latency_ns=9),
-        make_link("node0/gpu0", rate=9 * GIGA),
-        make_link("node0/gpu1", rate=9 * GIGA),
-    ]
-    assert hop_ns(make_inventory([GPU, OTHER], links), GPU, OTHER, 100) == 109
-
-
-def test_over_host_memory_both_links_count() -> None:
-    links = [make_link("node0/gpu0", latency_ns=5), make_link("node0/gpu1", rate=GIGA // 2, latency_ns=6)]
-    assert hop_ns(make_inventory([GPU, OTHER], links), GPU, OTHER, 100) == 105 + 206
-
-
-def test_a_cpu_is_in_its_host_memory() -> None:
-    inventory = two_nodes()
-    gpu, cpu, _ = inventory.devices
-    assert hop_ns(inventory, gpu, cpu, 100) == 105
-    assert hop_ns(inventory, cpu, gpu, 100) == 105
-
-
-def test_over_two_hosts() -> None:
-    inventory = two_nodes()
-    gpu, cpu, remote = inventory.devices
-    assert hop_ns(inventory, gpu, remote, 100) == 105 + 1100 + 111
-    assert hop_ns(inventory, remote, cpu, 100) == 111 + 1100
-
-
-def test_no_way_where_a_link_is_missing() -> None:
-    assert hop_ns(make_inventory([GPU, OTHER], [make_link("node0/gpu0")]), GPU, OTHER, 1) is None
-
-
-@pytest.mark.parametrize(
-    ("link_rate", "disk_rate", "host", "disk"),
-    [
-        (3 * GIGA, GIGA, (3 * GIGA, "switch"), (GIGA, "node0/disk")),
-        (GIGA, 3 * GIGA, (GIGA, "switch"), (GIGA, "node0/disk")),
-        (GIGA, None, (GIGA, "switch"), None),
-        (None, GIGA, None, None),
-    ],
+RATES = FormatRates(
+    kind="nf4",
+    memory_bytes_per_second=2 * GIGA,
+    cache_bytes_per_second=GIGA // 2,
+    flops_per_second=GIGA // 10,
+    block_overhead_ns=1000,
 )
-def test_what_feeds_an_accelerator(
-    link_rate: int | None,
-    disk_rate: int | None,
-    host: tuple[int, str] | None,
-    disk: tuple[int, str] | None,
-) -> None:
-    links = [] if link_rate is None else [make_link("node0/gpu0", rate=link_rate, group="switch")]
-    inventory = make_inventory([GPU], links, disk_rate=disk_rate)
-    assert feed(inventory, GPU, Residency.STREAM_HOST) == host
-    assert feed(inventory, GPU, Residency.STREAM_DISK) == disk
+TWO_FORMS = make_cost(64, others=[make_form(16, "mine")], kv_bytes=6)
 
 
-def test_only_the_disk_feeds_a_cpu() -> None:
-    inventory = make_inventory([CPU], disk_rate=5)
-    assert feed(inventory, CPU, Residency.STREAM_HOST) is None
-    assert feed(inventory, CPU, Residency.STREAM_DISK) == (5, "node0/disk")
+def test_a_quantized_form_saves_no_time_where_it_was_not_measured() -> None:
+    assert time_ns(TWO_FORMS, make_device("gpu0"), form=1) == 64
+
+
+def test_another_floating_point_form_is_read_as_it_is() -> None:
+    cost = make_cost(64, others=[make_form(16)])
+    assert time_ns(cost, make_device("gpu0"), form=1) == 16
+
+
+def test_a_measured_form_has_its_own_rates_and_its_cache_apart() -> None:
+    device = make_device("gpu0", format_rates=(RATES,), block_overhead_ns=7)
+    cost = msgspec.structs.replace(TWO_FORMS, decode_flops=1)
+    assert time_ns(cost, device, form=1) == 1000 + (16 - 6) // 2 + 6 * 2
+    assert time_ns(cost, device, form=0) == 7 + 64
+
+
+def test_measured_operations_can_take_longer_than_bytes() -> None:
+    cost = msgspec.structs.replace(TWO_FORMS, decode_flops=50)
+    device = make_device("gpu0", format_rates=(RATES,))
+    assert time_ns(cost, device, form=1) == 1000 + 500
+
+
+def test_a_block_that_computes_nothing_reads_no_cache() -> None:
+    device = make_device("gpu0", format_rates=(RATES,))
+    assert time_ns(TWO_FORMS, device, form=1) == 1000 + 8
+
+
+def test_no_more_cache_is_read_than_is_read() -> None:
+    device = make_device("gpu0", format_rates=(RATES,))
+    cost = msgspec.structs.replace(TWO_FORMS, kv_bytes=10**6, decode_flops=1)
+    assert time_ns(cost, device, form=1) == 1000 + 2 * 16
+
+
+def test_what_the_model_is_in_may_have_been_measured_too() -> None:
+    """And stands in for a quantized form that was not."""
+    device = make_device("gpu0", format_rates=(msgspec.structs.replace(RATES, kind="bf16"),))
+    assert [time_ns(TWO_FORMS, device, form=form) for form in (0, 1)] == [1000 + 32] * 2
+
+
+def test_a_cpu_that_reads_its_disk_computes_less() -> None:
+    node = make_node(copy_bytes_per_second=GIGA // 2)
+    assert reading_ns(100, make_device("cpu0"), node) == 200
+    assert reading_ns(100, make_device("cpu0"), make_node()) == 0
+    assert reading_ns(100, make_device("gpu0"), node) == 0

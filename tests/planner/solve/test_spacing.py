@@ -1,62 +1,98 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_problems import GIGA, gpus, make_chain, make_inventory, make_link, make_task
 
-from bayplan.planner.solve.spacing import PHASES, evenly_spaced
+from bayplan.planner.solve.answer import Answer, Choice
+from bayplan.planner.solve.modes import Counts
+from bayplan.planner.solve.spacing import Spacing, arrangements, even_places
+from bayplan.schemas.types import Residency
+
+STAY, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK
 
 
 @pytest.mark.parametrize(
-    ("phase", "positions"), [(1, (1, 5, 9)), (0, (0, 4, 8)), (2, (3, 7, 11))], ids=["middle", "start", "end"]
+    ("spacing", "places"),
+    [
+        (Spacing.MIDDLE, [2, 6, 10]),
+        (Spacing.START, [0, 4, 8]),
+        (Spacing.END, [3, 7, 11]),
+        (Spacing.BOTH_ENDS, [0, 5, 11]),
+    ],
 )
-def test_one_in_each_share(phase: int, positions: tuple[int, ...]) -> None:
-    middle = tuple(position + (phase == 1) for position in positions)
-    assert evenly_spaced([8] * 12, [True] * 12, [False] * 12, {8: 3}, phase) == middle
+def test_one_in_each_share(spacing: Spacing, places: list[int]) -> None:
+    assert even_places(12, 3, spacing) == places
 
 
-def test_a_block_that_must_stay_is_passed_over() -> None:
-    eligible = [False, True, False, True, True, False]
-    assert evenly_spaced([8] * 6, eligible, [False] * 6, {8: 3}, 1) == (1, 3, 4)
+@pytest.mark.parametrize("spacing", Spacing)
+def test_places_are_different_and_within(spacing: Spacing) -> None:
+    for num_places in range(1, 20):
+        for count in range(num_places + 1):
+            places = even_places(num_places, count, spacing)
+            assert places == sorted(set(places))
+            assert len(places) == count
+            assert all(0 <= place < num_places for place in places)
 
 
-def test_forced_positions_are_kept_and_counted() -> None:
-    forced = [False] * 5 + [True]
-    assert evenly_spaced([8] * 6, [True] * 5 + [False], forced, {8: 3}, 0) == (0, 2, 5)
+def counted(answer: Answer, kinds: tuple[int, ...], stage: range) -> Counter[tuple[int, Choice]]:
+    return Counter((kinds[index], answer.choices[index]) for index in stage)
 
 
-def test_nothing_wanted() -> None:
-    assert evenly_spaced([8, 8], [True, True], [False, False], {}, 1) == ()
+def test_streamed_blocks_lie_evenly() -> None:
+    counts = Counts(
+        cuts=(12,),
+        modes=(((0, Choice(device=0), 9), (0, Choice(device=0, residency=HOST), 3)),),
+        num_slots=(2,),
+        bound=0.0,
+    )
+    found = list(arrangements(make_task(make_chain([64] * 12), gpus(1)), counts, (0,) * 12))
+    assert [answer.streamed_on(0) for answer in found] == [(2, 6, 10), (0, 4, 8), (3, 7, 11), (0, 5, 11)]
+    assert {answer.num_slots for answer in found} == {(2,)}
 
 
-BLOCKS = st.lists(
-    st.tuples(st.sampled_from((8, 16, 24)), st.sampled_from(("free", "free", "stays", "forced"))), max_size=40
-)
+def test_two_tiers_alternate_or_the_slow_one_comes_first() -> None:
+    inventory = make_inventory(gpus(1).devices, [make_link("node0/gpu0")], disk_rate=GIGA // 4)
+    task = make_task(make_chain([64] * 6), inventory)
+    modes = (0, Choice(device=0, residency=HOST), 4), (0, Choice(device=0, residency=DISK), 2)
+    counts = Counts(cuts=(6,), modes=(modes,), num_slots=(2,), bound=0.0)
+    found = [
+        "".join("d" if choice.residency is DISK else "h" for choice in answer.choices)
+        for answer in arrangements(task, counts, (0,) * 6)
+    ]
+    assert found == ["hdhhdh", "ddhhhh"] * 4
 
 
-@given(BLOCKS, st.sampled_from(PHASES), st.data())
-def test_counts_order_and_evenness(blocks: list[tuple[int, str]], phase: int, data: st.DataObject) -> None:
-    sizes = [size for size, _ in blocks]
-    eligible = [kind == "free" for _, kind in blocks]
-    forced = [kind == "forced" for _, kind in blocks]
-    num_forced = Counter(size for size, kind in blocks if kind == "forced")
-    num_free = Counter(size for size, kind in blocks if kind == "free")
-    wanted = {
-        size: num_forced[size] + data.draw(st.integers(0, num_free[size])) for size in sorted(set(sizes))
-    }
-    chosen = evenly_spaced(sizes, eligible, forced, wanted, phase)
-    assert list(chosen) == sorted(set(chosen))
-    assert Counter(sizes[position] for position in chosen) == Counter(wanted)
-    assert set(chosen) >= {position for position, must in enumerate(forced) if must}
-    assert all(eligible[position] or forced[position] for position in chosen)
-    for size in wanted:
-        places = [index for index, own in enumerate(sizes) if own == size and eligible[index]]
-        ranks = [places.index(position) for position in chosen if position in places]
-        gaps = [later - earlier for earlier, later in pairwise(ranks)]
-        assert not gaps or max(gaps) - min(gaps) <= 1
-        if ranks:
-            before, after = ranks[0], len(places) - 1 - ranks[-1]
-            assert max(before, after) <= -(-len(places) // len(ranks))
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Counts, tuple[int, ...]]:
+    """Blocks of three kinds on two devices, in any numbers of modes."""
+    stages = [draw(st.lists(st.integers(0, 2), max_size=12)) for _ in range(2)]
+    modes: list[tuple[tuple[int, Choice, int], ...]] = []
+    for device, stage in enumerate(stages):
+        own = []
+        for kind in sorted(set(stage)):
+            left = stage.count(kind)
+            for residency in (HOST, DISK):
+                number = draw(st.integers(0, left))
+                left -= number
+                own.append((kind, Choice(device=device, residency=residency), number))
+            own.append((kind, Choice(device=device), left))
+        modes.append(tuple(entry for entry in own if entry[2]))
+    ends = len(stages[0]), len(stages[0]) + len(stages[1])
+    counts = Counts(cuts=ends, modes=tuple(modes), num_slots=(1, 2), bound=0.0)
+    return counts, (*stages[0], *stages[1])
+
+
+@given(problems())
+@settings(max_examples=150, deadline=None)
+def test_every_arrangement_has_the_counts(problem: tuple[Counts, tuple[int, ...]]) -> None:
+    counts, kinds = problem
+    task = make_task(make_chain([64 + 64 * kind for kind in kinds]), gpus(2))
+    stages = range(counts.cuts[0]), range(counts.cuts[0], counts.cuts[1])
+    for answer in arrangements(task, counts, kinds):
+        assert len(answer.choices) == len(kinds)
+        for modes, stage in zip(counts.modes, stages, strict=True):
+            assert counted(answer, kinds, stage) == {(kind, choice): n for kind, choice, n in modes}

@@ -1,0 +1,100 @@
+"""What every block takes in each of the formats that it may be in.
+
+Owns the step from formats to the bytes that the solver chooses among. Knows no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bayplan.planner.block_owner import tied_elsewhere_bytes
+from bayplan.planner.formats import PlannedForms
+from bayplan.planner.held_tensors import HeldTensor
+from bayplan.planner.read_bytes import UsedWeights, read_bytes
+from bayplan.planner.stored_form import packed_records
+from bayplan.planner.workspace import workspace_bytes
+from bayplan.schemas.graph import BlockExperts, TensorRecord
+from bayplan.schemas.plan import BlockForm, Workload, aligned_bytes
+
+
+def block_forms(forms: PlannedForms, workload: Workload) -> tuple[tuple[BlockForm, ...], ...]:
+    """Return per block what it takes in each format that it may be in, the base first.
+
+    Args:
+        forms: The choices; the k-th form of a block is that of its k-th entry in `forms.block_choices`.
+        workload: The rows of its longest call bound what products allocate.
+    """
+    tied = [tied_elsewhere_bytes(choice.graph.blocks, choice.graph.ties) for choice in forms.choices]
+    base = forms.choices[0]
+    return tuple(
+        tuple(
+            _block_form(forms, workload, base.held[index], number, index, tied[number][block.id])
+            for number in forms.block_choices[index]
+        )
+        for index, block in enumerate(base.graph.blocks)
+    )
+
+
+def _block_form(
+    forms: PlannedForms,
+    workload: Workload,
+    base: Sequence[HeldTensor],
+    number: int,
+    index: int,
+    tied_bytes: int,
+) -> BlockForm:
+    choice = forms.choices[number]
+    block, held = choice.graph.blocks[index], choice.held[index]
+    parameters = [tensor for tensor in block.tensors if not tensor.is_buffer]
+    buffers = (tensor for tensor in block.tensors if tensor.is_buffer)
+    experts = block.experts
+    weights = UsedWeights(parameters, tied_bytes=tied_bytes)
+    if experts is not None:
+        weights = UsedWeights(*_apart(experts, held), tied_bytes=tied_bytes)
+    prefill_flops, decode_flops = (experts.prefill_flops, experts.decode_flops) if experts else (0, 0)
+    return BlockForm(
+        format=choice.block_formats[index],
+        num_bytes=block.num_bytes,
+        parameter_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in parameters),
+        buffer_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in buffers),
+        prefill_read_bytes=read_bytes(block.prefill, weights, block.kv_bytes, experts_flops=prefill_flops),
+        decode_read_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
+        quantized_bytes=_quantized_bytes(base, held) if number else 0,
+        workspace_bytes=workspace_bytes(held, block.prefill, workload, forms.dtype),
+        unit_bytes=0 if experts is None else _unit_bytes(experts, weights.experts),
+    )
+
+
+def _quantized_bytes(base: Sequence[HeldTensor], held: Sequence[HeldTensor]) -> int:
+    """Return the bytes that the weights have in the base form which this one, and not that, rounds."""
+    return sum(
+        sum(record.num_bytes for record in _stored(before))
+        for before, now in zip(base, held, strict=True)
+        if now.form is not None and now.form != before.form
+    )
+
+
+def _apart(
+    experts: BlockExperts, held: Sequence[HeldTensor]
+) -> tuple[list[TensorRecord], list[TensorRecord]]:
+    """Return the dense parameters and the experts' as they are stored.
+
+    By the formulas of their forms: a checkpoint's files may have other names, which tell nothing of modules.
+    """
+    dense: list[TensorRecord] = []
+    routed: list[TensorRecord] = []
+    for one in held:
+        if not one.record.is_buffer:
+            is_inside = one.record.fqn.startswith(f"{experts.module}.")
+            (routed if is_inside else dense).extend(_stored(one))
+    return dense, routed
+
+
+def _unit_bytes(experts: BlockExperts, parameters: Sequence[TensorRecord]) -> int:
+    """Return the aligned bytes of one expert: an even share of every tensor of the module."""
+    return sum(aligned_bytes(-(-tensor.num_bytes // experts.count)) for tensor in parameters)
+
+
+def _stored(held: HeldTensor) -> tuple[TensorRecord, ...]:
+    """Return what is stored for a tensor."""
+    return (held.record,) if held.form is None else packed_records(held.record, held.form.form)

@@ -1,0 +1,126 @@
+"""What each objective makes of a placement problem: which steps count, how many batches, what comes first.
+
+`decode` and `prefill` are the solver's own; `throughput` tries numbers of batches in flight; `load` minimises
+another time first; `balanced` and `sequential` are what users of accelerate know under these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from bayplan.planner.solve.answer import Answer
+from bayplan.planner.solve.balance import balanced_answer, sequential_answer
+from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.constraints import Constraints
+from bayplan.planner.solve.deadline import Deadline
+from bayplan.planner.solve.machine import Machine
+from bayplan.planner.solve.placement import SearchOptions, Solution, accelerators, place
+from bayplan.planner.solve.task import Task
+from bayplan.planner.solve.timeline import step_ns
+from bayplan.schemas.types import Objective
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer with the task that it solves."""
+
+    task: Task
+    solution: Solution
+    batches_in_flight: int
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A placement problem with its objective."""
+
+    chain: Chain
+    machine: Machine
+    constraints: Constraints
+    objective: Objective
+    generates: bool
+    """Whether a step is one token; if not, one forward."""
+    is_auto: bool = False
+    splits_experts: bool = False
+    """Whether experts may live apart from their block."""
+    time_limit_s: float | None = None
+
+    @property
+    def phase(self) -> Objective:
+        """The step that is made fast: of decoding, or a forward."""
+        if self.objective is Objective.PREFILL or not self.generates:
+            return Objective.PREFILL
+        return Objective.DECODE
+
+    def task(self, num_batches: int = 1) -> Task:
+        """Return the solver's task with that many batches in flight."""
+        chain = self.chain if num_batches == 1 else _with_batches(self.chain, num_batches)
+        return Task(chain, self.machine, self.constraints, self.phase, splits_experts=self.splits_experts)
+
+
+def place_for(problem: Problem, deadline: Deadline | None = None) -> Placed | None:
+    """Return the best placement for the objective; None: none satisfies the constraints, or none was found.
+
+    Args:
+        problem: The problem.
+        deadline: When to end; None: by the problem's own limit, counted from now.
+    """
+    options = SearchOptions(
+        is_auto=problem.is_auto,
+        deadline=deadline or Deadline(problem.time_limit_s),
+        loads_first=problem.objective is Objective.LOAD,
+    )
+    if problem.objective is Objective.THROUGHPUT:
+        return _most_batches(problem, options)
+    task = problem.task()
+    solution = place(task, options)
+    if solution is None:
+        return None
+    if problem.objective in (Objective.BALANCED, Objective.SEQUENTIAL):
+        solution = _familiar(task, solution, problem.objective)
+    return Placed(task=task, solution=solution, batches_in_flight=1)
+
+
+def _most_batches(problem: Problem, options: SearchOptions) -> Placed | None:
+    """Return the placement with the fastest pace, over all numbers of batches up to that of devices.
+
+    The bound is the least of all: whatever the number of batches, no placement is faster.
+    """
+    found = list(_paced(problem, options))
+    if not found:
+        return None
+    best = min(found, key=lambda placed: (placed.solution.step_ns, placed.batches_in_flight))
+    bound_ns = min(placed.solution.lower_bound_ns for placed in found)
+    solution = msgspec.structs.replace(best.solution, lower_bound_ns=bound_ns)
+    return msgspec.structs.replace(best, solution=solution)
+
+
+def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed]:
+    for num_batches in range(1, len(problem.machine.devices) + 1):
+        task = problem.task(num_batches)
+        solution = place(task, msgspec.structs.replace(options, num_batches=num_batches))
+        if solution is None:
+            return  # more batches need more memory
+        yield Placed(task=task, solution=solution, batches_in_flight=num_batches)
+
+
+def _familiar(task: Task, fastest: Solution, objective: Objective) -> Solution:
+    """Return the placement that accelerate's users expect, beside the bound of the fastest one.
+
+    Where not everything can stay, there is none: the fastest one is as good as any.
+    """
+    chosen = balanced_answer if objective is Objective.BALANCED else sequential_answer
+    answer: Answer | None = None
+    for only in (accelerators(task), frozenset(range(len(task.machine.devices)))):
+        if answer is None and only:
+            answer = chosen(task, only)
+    if answer is None:
+        return fastest
+    time_ns = step_ns(task, answer)
+    assert time_ns is not None, "a resident placement takes ways that exist"
+    return msgspec.structs.replace(fastest, answer=answer, step_ns=time_ns)
+
+
+def _with_batches(chain: Chain, num_batches: int) -> Chain:
+    """Return the chain with a cache for every batch; what a step reads of it is that of its own batch."""
+    costs = tuple(msgspec.structs.replace(cost, kv_bytes=num_batches * cost.kv_bytes) for cost in chain.costs)
+    return msgspec.structs.replace(chain, costs=costs, num_batches=num_batches)

@@ -1,0 +1,149 @@
+"""What a block takes whose experts are apart from it: bytes on its device and its host, and its visit.
+
+The arithmetic of `experts` on one task. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bayplan.planner.solve.cost import compute_ns, duration_ns
+from bayplan.planner.solve.experts import (
+    ExpertsResidency,
+    SplitExperts,
+    missing_ppm,
+    needed_ppm,
+    sync_ns,
+)
+from bayplan.planner.solve.expert_curves import PPM
+from bayplan.planner.solve.simulate import Transfer
+from bayplan.planner.solve.task import Task
+from bayplan.schemas.graph import BlockExperts
+from bayplan.schemas.plan import BlockForm, BlockRun
+from bayplan.schemas.types import Backend, Objective, Residency
+
+
+class SplitVisit(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a block whose experts are apart."""
+
+    dense_ns: int
+    """Until it is known which experts are needed; where the host computes them, until the end."""
+    experts_ns: int
+    """Of the experts' products on the device."""
+    fetch: Transfer | None
+    """Of the missing ones; None: the host computes."""
+
+
+def split_residencies(task: Task, index: int, device: int) -> tuple[ExpertsResidency, ...]:
+    """Return where the experts of the block at `index` may live, its dense part being on `device`."""
+    if not task.splits_experts or task.chain.costs[index].experts is None:
+        return ()
+    if task.constraints.residency[index] is not None or task.constraints.no_spill:
+        return ()
+    if Residency.RESIDENT not in task.constraints.residencies(task.chain, index):
+        return ()
+    found = [
+        residency
+        for residency in (ExpertsResidency.CACHE_HOST, ExpertsResidency.CACHE_DISK)
+        if task.machine.feed(device, residency.tier) is not None
+    ]
+    if host_cpu(task, device) is not None:
+        found.append(ExpertsResidency.COMPUTE_HOST)
+    return tuple(found)
+
+
+def host_cpu(task: Task, device: int) -> int | None:
+    """Return the CPU in whose memory the host of `device` computes experts; None: there is none, or it is one."""
+    machine = task.machine
+    if machine.devices[device].backend is Backend.CPU:
+        return None
+    return next(
+        (
+            other
+            for other, own in enumerate(machine.devices)
+            if own.backend is Backend.CPU and machine.nodes[other] == machine.nodes[device]
+            if machine.hop_ns(device, other, 0) is not None
+        ),
+        None,
+    )
+
+
+def dense_bytes(form: BlockForm, experts: BlockExperts) -> int:
+    """Return what stays of a block's parameters when its experts are apart, in bytes."""
+    return max(0, form.parameter_bytes - experts.count * form.unit_bytes)
+
+
+def host_bytes(form: BlockForm, experts: BlockExperts, split: SplitExperts) -> int:
+    """Return what the experts of a block take of host memory, in bytes."""
+    return 0 if split.residency is ExpertsResidency.CACHE_DISK else experts.count * form.unit_bytes
+
+
+def split_visit(
+    task: Task, index: int, form: int, device: int, split: SplitExperts, phase: Objective
+) -> SplitVisit:
+    """Return what a call of the block at `index` takes with its experts apart, its dense part on `device`."""
+    cost = task.chain.costs[index]
+    experts, own = cost.experts, cost.forms[form]
+    assert experts is not None
+    whole_ns = task.compute_ns(index, form, device, phase)
+    experts_ns = _experts_ns(task, index, form, device, phase)
+    dense_ns = max(0, whole_ns - experts_ns) + sync_ns(task.machine.devices[device].backend)
+    if split.residency is ExpertsResidency.COMPUTE_HOST:
+        cpu = host_cpu(task, device)
+        assert cpu is not None, "a split that may be has a CPU"
+        num_bytes = experts.decode_hidden_bytes if phase is Objective.DECODE else experts.prefill_hidden_bytes
+        there, back = task.machine.hop_ns(device, cpu, num_bytes), task.machine.hop_ns(cpu, device, num_bytes)
+        assert there is not None and back is not None, "a split that may be has a way"
+        host_ns = _experts_ns(task, index, form, cpu, phase)
+        return SplitVisit(dense_ns=dense_ns + there + host_ns + back, experts_ns=0, fetch=None)
+    way = task.machine.feed(device, split.residency.tier)
+    assert way is not None, "a split that may be has a way"
+    missing_bytes = -(-missing_ppm(task.chain, index, split.slots, phase) * own.unit_bytes // PPM)
+    fetch = Transfer(
+        duration_ns=way.transfer_ns(missing_bytes) if missing_bytes else 0, resources=way.resources
+    )
+    return SplitVisit(dense_ns=dense_ns, experts_ns=experts_ns, fetch=fetch)
+
+
+def _experts_ns(task: Task, index: int, form: int, device: int, phase: Objective) -> int:
+    """Return the time of the experts' products alone: what the block's whole time has beyond the rest's."""
+    cost = task.chain.costs[index]
+    experts, needed = cost.experts, needed_ppm(task.chain, index, phase)
+    assert experts is not None
+    is_decode = phase is Objective.DECODE
+    flops = experts.decode_flops if is_decode else experts.prefill_flops
+    # In every form: that of a kind which was not measured costs what the first one does.
+    reads = [
+        min(needed * own.unit_bytes // PPM, own.decode_read_bytes if is_decode else own.prefill_read_bytes)
+        for own in cost.forms
+    ]
+    alone, empty = _products(cost, reads, flops), _products(cost, [0] * len(reads), 0)
+    target, kinds = task.machine.devices[device], task.chain.kinds
+    return compute_ns(alone, alone.forms[form], target, phase, kinds) - compute_ns(
+        empty, empty.forms[form], target, phase, kinds
+    )
+
+
+def _products(cost: BlockRun, reads: Sequence[int], flops: int) -> BlockRun:
+    """Return a block that reads so many bytes in each form, and does nothing else than products."""
+    return msgspec.structs.replace(
+        cost,
+        forms=tuple(
+            msgspec.structs.replace(form, decode_read_bytes=num_bytes, prefill_read_bytes=num_bytes)
+            for form, num_bytes in zip(cost.forms, reads, strict=True)
+        ),
+        decode_flops=flops,
+        prefill_flops=flops,
+        decode_operations=0,
+        prefill_operations=0,
+        kv_bytes=0,
+    )
+
+
+def fetch_ns_per_expert(task: Task, form: BlockForm, device: int, residency: ExpertsResidency) -> float:
+    """Return the time that one missing expert takes beyond the latency, in nanoseconds."""
+    way = task.machine.feed(device, residency.tier)
+    assert way is not None
+    return duration_ns(form.unit_bytes, way.bytes_per_second)
