@@ -80,6 +80,7 @@ def rows(arguments: argparse.Namespace, work: Path) -> list[Row]:
     for pair in PAIRS:
         folder = folders[pair.model]
         _set_disk_rate(machine, folder)
+        print(f"{pair.name}: disk rate is that of the page cache", flush=True)
         row = _pair(pair, folder, machine, arguments, work)
         print(json.dumps(row), flush=True)
         found.append(row)

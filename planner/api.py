@@ -37,7 +37,8 @@ from bayplan.schemas.features import may_split
 from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
-from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import DeviceId, Objective
 

@@ -23,17 +23,16 @@ from bayplan.schemas.plan import (
     Format,
     FormatRule,
     Model,
-    Pin,
     Plan,
     PlannedDevice,
     PlannedHost,
-    Problem,
     Schedule,
     Summary,
     TensorRule,
     Tie,
     Workload,
 )
+from bayplan.schemas.problem import Pin, Problem
 from bayplan.schemas.types import DeviceId, Objective, Reason, Residency, SolverStatus
 
 UNSEALED = f"sha256:{'0' * 64}"

@@ -14,7 +14,8 @@ from bayplan.planner.read_bytes import UsedWeights, read_bytes
 from bayplan.planner.stored_form import packed_records
 from bayplan.planner.workspace import workspace_bytes
 from bayplan.schemas.graph import BlockExperts, TensorRecord
-from bayplan.schemas.plan import BlockForm, Workload, aligned_bytes
+from bayplan.schemas.plan import Workload, aligned_bytes
+from bayplan.schemas.problem import BlockForm
 
 
 def block_forms(forms: PlannedForms, workload: Workload) -> tuple[tuple[BlockForm, ...], ...]:

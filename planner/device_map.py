@@ -17,7 +17,7 @@ from bayplan.planner.options import PlanOptions
 from bayplan.schemas.errors import PlanFormatError, UsageError
 from bayplan.schemas.graph import GraphBlock
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.strict_json import join_path, quote
 from bayplan.schemas.types import OWN_SUFFIX, Backend, DeviceId, Fqn, Residency
 

@@ -83,8 +83,8 @@ def explain_plan(plan: Plan, *, where: str = "", progress: Progress | None = Non
 def solved_again(plan: Plan, where: str) -> tuple[Again, Answer]:
     """Return the plan's problem with what its best placement is worth, and what the plan decided.
 
-    A plan that says that it is within the search's gap of the best is taken by its word, and is worth what its
-    placement takes; another one is solved again.
+    A plan that says that it is within the search's gap of the best is taken by its word, and is worth what
+    its placement takes; another one is solved again.
 
     Raises:
         PlanFormatError: The plan does not say enough, or what it decided breaks its own budgets.

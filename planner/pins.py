@@ -7,7 +7,7 @@ from bayplan.planner.hardware.budget import resolve_device
 from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Residency
 
 _WHERE = "--pin"

@@ -21,7 +21,7 @@ from bayplan.planner.previous import check_objective
 from bayplan.schemas.errors import UsageError, first_names
 from bayplan.schemas.features import NOT_YET_RUN, Feature
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Backend, DeviceId
 
 if TYPE_CHECKING:

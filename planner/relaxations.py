@@ -27,7 +27,7 @@ from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.certificate import Axis, Certificate, CertifiedInfeasible, Relaxation
 from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import DeviceId, FloatFormat
 

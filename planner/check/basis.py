@@ -12,7 +12,8 @@ from functools import cached_property
 import msgspec
 
 from bayplan.schemas.hardware import Device, Node
-from bayplan.schemas.plan import Block, BlockForm, BlockRun, Experts, Plan
+from bayplan.schemas.plan import Block, Experts, Plan
+from bayplan.schemas.problem import BlockForm, BlockRun
 from bayplan.schemas.types import OWN_SUFFIX, Backend, DeviceId, Fqn, Residency
 
 Problem = tuple[str, str]

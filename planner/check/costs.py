@@ -10,7 +10,7 @@ from bayplan.planner.check.basis import PlacedBlock, Placement
 from bayplan.planner.check.experts import MILLION, needed_ppm, tokens_of
 from bayplan.planner.check.ways import spent_ns
 from bayplan.schemas.hardware import Device, FormatRates
-from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.types import FloatFormat
 
 _FLOAT_KINDS = frozenset(get_args(FloatFormat))

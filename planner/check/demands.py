@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from bayplan.planner.check.basis import PlacedBlock, Placement, Problem, apart_from
 from bayplan.planner.check.experts import expert_problems
 from bayplan.planner.check.memory import device_needs
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Backend, Objective, Reason
 
 _RESIDENT_REASONS = frozenset(

@@ -19,6 +19,7 @@ from bayplan.planner.estimate.training import full_recipes, lora_recipes
 from bayplan.planner.format_choice import parse_request
 from bayplan.planner.formats import planned_forms
 from bayplan.planner.model_chain import model_chain
+from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
@@ -166,4 +167,6 @@ def _fits(forms: Forms, traces: Traces, names: tuple[str, ...], inventory: Inven
 
 
 def _chain(read: ReadModel, name: str) -> Chain:
-    return model_chain(read, planned_forms(read, parse_request(None if name == CHECKPOINT else name)))
+    # Data types of one width take the same, so that a model is read in one of them.
+    own = read.dtype if name in FLOATS else name
+    return model_chain(read, planned_forms(read, parse_request(None if name == CHECKPOINT else own)))

@@ -25,7 +25,7 @@ from bayplan.schemas.strict_json import JsonValue, canonical
 from bayplan.schemas.types import BytesRange, Residency
 
 _DRIFT_FIELDS = ("format_version", "semantics", "complete", "applyable", "errored", "model", "workload")
-_DECISION_FIELDS = ("formats", "format_rules", "rules", "ties", "schedule")
+_DECISION_FIELDS = ("hosts", "formats", "format_rules", "rules", "ties", "schedule")
 _NAME_FIELDS = ("id", "file", "pattern", "target", "first", "device")
 """Fields by which the entities of a list are known."""
 

@@ -19,7 +19,8 @@ from bayplan.planner.present.wording import (
     share_text,
 )
 from bayplan.schemas.hardware import Device, FormatRates, Inventory
-from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.sizes import format_duration_ns, format_size
 from bayplan.schemas.types import Reason, SolverStatus
 

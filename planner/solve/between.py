@@ -12,7 +12,7 @@ from fractions import Fraction
 import msgspec
 
 from bayplan.planner.solve.chain import Chain
-from bayplan.schemas.plan import BlockRun
+from bayplan.schemas.problem import BlockRun
 
 MAX_GUESSES = 8
 """After as many looks that did not settle it, every other one halves what is left."""

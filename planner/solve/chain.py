@@ -11,7 +11,8 @@ from itertools import groupby
 import msgspec
 
 from bayplan.schemas.graph import GraphBlock, ModelGraph
-from bayplan.schemas.plan import BlockForm, BlockRun, Plan, PlannedEdge, Workload, aligned_bytes
+from bayplan.schemas.plan import Plan, Workload, aligned_bytes
+from bayplan.schemas.problem import BlockForm, BlockRun, PlannedEdge
 from bayplan.schemas.types import OWN_SUFFIX, Fqn, NumBytes
 
 

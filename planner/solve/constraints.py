@@ -9,7 +9,7 @@ import msgspec
 from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.machine import STREAM_TIERS
 from bayplan.schemas.errors import UsageError
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import DeviceId, Residency
 
 

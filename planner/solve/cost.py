@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from bayplan.schemas.hardware import Device, FormatRates, Node
-from bayplan.schemas.plan import BlockForm, BlockRun
+from bayplan.schemas.problem import BlockForm, BlockRun
 from bayplan.schemas.types import Backend, FloatFormat, Objective
 
 NANOSECONDS = 10**9

@@ -13,7 +13,7 @@ from bayplan.planner.solve.ladder import Ladder
 from bayplan.planner.solve.modes import GIBIBYTE, Rounding, Term
 from bayplan.planner.solve.segments import Segment, number_kinds, segments
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.problem import BlockForm
 
 
 class Draft:

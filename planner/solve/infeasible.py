@@ -19,7 +19,7 @@ from bayplan.planner.solve.objectives import Problem
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.errors import BayplanError, Infeasible, first_and_more
 from bayplan.schemas.hardware import Device
-from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.sizes import format_size
 from bayplan.schemas.types import DeviceId, NumBytes, Residency
 

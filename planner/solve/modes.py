@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from bayplan.planner.solve.answer import Choice
-from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.problem import BlockForm
 
 MILLISECOND = 1_000_000
 """Times are given to the solver in milliseconds and bytes in GiB: numbers that are neither large nor small."""

@@ -15,8 +15,8 @@ from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.exhaustive import MAX_BLOCKS, Exhaustive
 from bayplan.planner.solve.integer_program import End, Found
 from bayplan.planner.solve.ledger import shortages
-from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.modes import MILLISECOND, Rounding
+from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.program import PlacementProgram
 from bayplan.planner.solve.resident import resident_answer
 from bayplan.planner.solve.spacing import arrangements

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from bayplan.planner.solve.cost import compute_ns, duration_ns
+from bayplan.planner.solve.expert_curves import PPM
 from bayplan.planner.solve.experts import (
     ExpertsResidency,
     SplitExperts,
@@ -17,11 +18,10 @@ from bayplan.planner.solve.experts import (
     needed_ppm,
     sync_ns,
 )
-from bayplan.planner.solve.expert_curves import PPM
 from bayplan.planner.solve.simulate import Transfer
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.plan import BlockForm, BlockRun
+from bayplan.schemas.problem import BlockForm, BlockRun
 from bayplan.schemas.types import Backend, Objective, Residency
 
 

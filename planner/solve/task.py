@@ -9,7 +9,7 @@ from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
 from bayplan.planner.solve.cost import compute_ns, reading_ns
 from bayplan.planner.solve.machine import Machine
-from bayplan.schemas.plan import BlockForm, BlockRun
+from bayplan.schemas.problem import BlockForm, BlockRun
 from bayplan.schemas.types import Objective, Residency
 
 Times = tuple[tuple[int, ...], ...]

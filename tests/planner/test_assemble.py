@@ -10,7 +10,8 @@ from planned import INVENTORY, MIB, make_graph, make_inputs, place, plan_residen
 from bayplan.schemas.codec import decode_plan, encode_plan
 from bayplan.schemas.features import Feature
 from bayplan.schemas.graph import TiedGroup
-from bayplan.schemas.plan import Pin, Plan, Tie
+from bayplan.schemas.plan import Plan, Tie
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import BoundClass, Reason, Residency, SolverStatus
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan_streamed.json"

@@ -9,7 +9,8 @@ from bayplan.planner.format_choice import parse_request
 from bayplan.planner.formats import planned_forms
 from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.graph import BlockExperts, GraphBlock, Linears, ModelGraph, TensorRole, TiedGroup, Work
-from bayplan.schemas.plan import BlockForm, FormatRule
+from bayplan.schemas.plan import FormatRule
+from bayplan.schemas.problem import BlockForm
 
 WORK = Work(flops=2 * 8 * 64 * 64, activation_bytes=0, output_bytes=1024)
 STEP = Work(flops=2 * 64 * 64, activation_bytes=0, output_bytes=128)

@@ -15,7 +15,7 @@ from bayplan.planner.options import PlanOptions
 from bayplan.schemas.errors import PlanFormatError, UsageError
 from bayplan.schemas.graph import GraphBlock, TensorRecord, Work
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Reason, Residency
 
 GPU0, GPU1, CPU = "node0/gpu0", "node0/gpu1", "node0/cpu"

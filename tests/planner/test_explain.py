@@ -18,7 +18,8 @@ from bayplan.schemas.explanation import (
     DeviceExplanation,
     HostExplanation,
 )
-from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Residency, SolverStatus
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"

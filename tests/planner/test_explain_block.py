@@ -13,7 +13,8 @@ from bayplan.planner.solve.objectives import place_for
 from bayplan.planner.solve_again import value_ns
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.explanation import Alternative
-from bayplan.schemas.plan import Pin, Plan
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 

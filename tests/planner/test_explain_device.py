@@ -27,7 +27,8 @@ from bayplan.planner.solve_again import Again
 from bayplan.schemas.explanation import Binding, DeviceExplanation
 from bayplan.schemas.graph import BlockExperts
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin, PlannedDevice
+from bayplan.schemas.plan import PlannedDevice
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Residency
 
 GPU0 = "node0/gpu0"

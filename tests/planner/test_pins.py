@@ -7,7 +7,8 @@ from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.pins import parse_pins
 from bayplan.schemas.errors import UsageError
 from bayplan.schemas.format_config import FormatConfig
-from bayplan.schemas.plan import Format, Pin
+from bayplan.schemas.plan import Format
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Residency
 
 INVENTORY = declare_inventory(("l4",), cpu="epyc-9354", host_memory="64GiB")

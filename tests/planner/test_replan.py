@@ -9,7 +9,8 @@ from sound_plans import sound_plans
 from bayplan.planner.replan import answer_from_plan, budgets_of_plan, problem_from_plan
 from bayplan.planner.solve.objectives import place_for
 from bayplan.schemas.errors import PlanFormatError, UsageError
-from bayplan.schemas.plan import Pin, Plan, PlannedEdge
+from bayplan.schemas.plan import Plan
+from bayplan.schemas.problem import Pin, PlannedEdge
 from bayplan.schemas.types import Objective
 
 

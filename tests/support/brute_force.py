@@ -17,7 +17,7 @@ from bayplan.planner.solve.cost import compute_ns
 from bayplan.planner.solve.margins import activation_bounds
 from bayplan.planner.solve.simulate import Transfer, Visit, steady_step_ns
 from bayplan.schemas.hardware import Device, Link, Node
-from bayplan.schemas.plan import BlockForm
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.types import Backend, Objective, Residency
 
 MAX_SLOTS = 3

@@ -7,8 +7,6 @@ from bayplan.schemas.graph import BlockExperts
 from bayplan.schemas.hardware import Device, Disk, FormatRates, Inventory, Link, Node
 from bayplan.schemas.plan import (
     Block,
-    BlockForm,
-    BlockRun,
     Checkpoint,
     Experts,
     Format,
@@ -16,12 +14,9 @@ from bayplan.schemas.plan import (
     Ledger,
     Model,
     Operation,
-    Pin,
     Plan,
     PlannedDevice,
-    PlannedEdge,
     PlannedHost,
-    Problem,
     Schedule,
     Shard,
     Summary,
@@ -29,6 +24,7 @@ from bayplan.schemas.plan import (
     Tie,
     Workload,
 )
+from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlannedEdge, Problem
 from bayplan.schemas.report import Figures, RealizedBlock, Report
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.schemas.types import Backend, BoundClass, Objective, Reason, Residency, SolverStatus

@@ -26,7 +26,7 @@ from bayplan.schemas.hardware import (
     Link,
     Node,
 )
-from bayplan.schemas.plan import BlockForm, BlockRun, Pin, PlannedEdge
+from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlannedEdge
 from bayplan.schemas.types import Backend, Objective, Reason, Residency
 
 GIGA = 10**9

@@ -27,7 +27,6 @@ from bayplan.schemas.plan import (
     Plan,
     PlannedDevice,
     PlannedHost,
-    Problem,
     Schedule,
     Shard,
     Summary,
@@ -36,6 +35,7 @@ from bayplan.schemas.plan import (
     Workload,
     aligned_bytes,
 )
+from bayplan.schemas.problem import Problem
 from bayplan.schemas.safetensors_header import read_header
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.schemas.types import (

@@ -20,7 +20,8 @@ from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import predict
 from bayplan.schemas.graph import Edge, GraphBlock, ModelGraph, TensorRecord, TiedGroup, Work
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Checkpoint, Model, Pin, Plan, Shard, Workload
+from bayplan.schemas.plan import Checkpoint, Model, Plan, Shard, Workload
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.schemas.types import Objective, Reason
 

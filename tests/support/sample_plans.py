@@ -12,17 +12,13 @@ from bayplan.schemas.plan import (
     PLAN_FORMAT_VERSION,
     PLAN_SEMANTICS,
     Block,
-    BlockForm,
-    BlockRun,
     Checkpoint,
     Format,
     Ledger,
     Model,
-    Pin,
     Plan,
     PlannedDevice,
     PlannedHost,
-    Problem,
     Schedule,
     Shard,
     Summary,
@@ -30,6 +26,7 @@ from bayplan.schemas.plan import (
     Workload,
     aligned_bytes,
 )
+from bayplan.schemas.problem import BlockForm, BlockRun, Pin, Problem
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.schemas.types import Backend, BoundClass, Objective, Reason, Residency, SolverStatus
 

@@ -16,7 +16,8 @@ from bayplan.planner.solve.objectives import Problem, place_for
 from bayplan.planner.solve.predict import predict
 from bayplan.schemas.graph import BlockExperts, TiedGroup
 from bayplan.schemas.hardware import Device, FormatRates, Inventory
-from bayplan.schemas.plan import BlockRun, Format, Plan
+from bayplan.schemas.plan import Format, Plan
+from bayplan.schemas.problem import BlockRun
 from bayplan.schemas.types import Objective
 
 replace = msgspec.structs.replace

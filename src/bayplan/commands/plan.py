@@ -118,16 +118,16 @@ def _plan(model: str, options: PlanOptions, output: Path | None, *, is_frontier:
     if is_frontier:
         list_frontier(model, options, output, as_json=as_json)
         return
-    with ProgressBars() as bars:
-        bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing
-        from bayplan.planner.api import make_plan
+    try:
+        with ProgressBars() as bars:
+            bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing
+            from bayplan.planner.api import make_plan
 
-        try:
             planned = make_plan(model, options, bars)
-        except CertifiedInfeasible as error:
-            if as_json:
-                emit(encode_certificate(error.certificate).decode())
-            raise
+    except CertifiedInfeasible as error:
+        if as_json:
+            emit(encode_certificate(error.certificate).decode())
+        raise
     for warning in planned.warnings:
         say(f"warning: {warning}")
     for note in planned.notes:

@@ -8,7 +8,8 @@ from changed_plans import replace, with_block, with_fields, with_problem, with_r
 from planned import plan_streamed
 
 from bayplan.planner.check.basis import Placement, apart_from, lies_in_host_memory, node_of, read_placement
-from bayplan.schemas.plan import Experts, Plan, PlannedEdge, Tie
+from bayplan.schemas.plan import Experts, Plan, Tie
+from bayplan.schemas.problem import PlannedEdge
 from bayplan.schemas.types import Backend
 
 PLAN = plan_streamed()

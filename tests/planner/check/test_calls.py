@@ -11,7 +11,8 @@ from bayplan.planner.check.calls import calls_of, host_cpu
 from bayplan.planner.check.pipeline import Call, Load
 from bayplan.planner.check.ways import Ways
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.plan import Experts, Plan, PlannedEdge
+from bayplan.schemas.plan import Experts, Plan
+from bayplan.schemas.problem import PlannedEdge
 from bayplan.schemas.types import Residency
 
 PLAN = plan_streamed()

@@ -9,7 +9,8 @@ from planned import INVENTORY, MIB, make_graph, make_inputs, place, plan_residen
 from bayplan.planner.check import check
 from bayplan.planner.check.basis import read_placement
 from bayplan.planner.check.demands import demand_problems
-from bayplan.schemas.plan import Format, Pin, Plan
+from bayplan.schemas.plan import Format, Plan
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 PLAN, RESIDENT = plan_streamed(), plan_resident()

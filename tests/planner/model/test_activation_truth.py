@@ -7,6 +7,9 @@ import inspect
 
 import pytest
 import torch
+from bayplan.planner.solve.arrange import PlacedStage
+from bayplan.planner.solve.residents import NOTHING_STREAMS
+from bayplan.planner.solve.stages import Stage
 from live_bytes import (
     LiveStorages,
     RunBytes,
@@ -31,11 +34,8 @@ from truth_models import (
 
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
-from bayplan.planner.solve.arrange import PlacedStage
 from bayplan.planner.solve.chain import chain_from_graph
 from bayplan.planner.solve.ledger import ledger_of
-from bayplan.planner.solve.residents import NOTHING_STREAMS
-from bayplan.planner.solve.stages import Stage
 from bayplan.schemas.graph import ModelGraph
 from bayplan.schemas.plan import Ledger
 from bayplan.skeleton.formats import short_dtype

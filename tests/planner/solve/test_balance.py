@@ -15,7 +15,7 @@ from placement_problems import (
 
 from bayplan.planner.solve.answer import Answer
 from bayplan.planner.solve.balance import balanced_answer, sequential_answer
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 
 ALL = frozenset(range(3))
 A, B, C = (f"node0/gpu{number}" for number in range(3))

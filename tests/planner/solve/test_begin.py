@@ -25,7 +25,7 @@ from bayplan.planner.solve.ledger import shortages
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import BoundClass, Objective, Residency, SolverStatus
 
 CHAIN = make_chain([8 * MIB] * 20)

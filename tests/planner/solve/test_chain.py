@@ -20,7 +20,8 @@ from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Problem, place_for
 from bayplan.schemas.graph import BlockExperts, ModelGraph, TiedGroup, Work
-from bayplan.schemas.plan import BlockForm, PlannedEdge, Workload
+from bayplan.schemas.plan import Workload
+from bayplan.schemas.problem import BlockForm, PlannedEdge
 from bayplan.schemas.types import Reason
 
 GRAPH = make_graph(num_layers=3)

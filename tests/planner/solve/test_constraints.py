@@ -5,7 +5,7 @@ from placement_problems import make_chain, make_cost, make_form
 
 from bayplan.planner.solve.constraints import Constraints, resolve
 from bayplan.schemas.errors import UsageError
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Reason, Residency
 
 RESIDENT, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK

@@ -6,7 +6,7 @@ from placement_problems import FORMATS, GIGA, make_cost, make_device, make_form,
 
 from bayplan.planner.solve.cost import compute_ns, duration_ns, reading_ns
 from bayplan.schemas.hardware import Device, FormatRates
-from bayplan.schemas.plan import BlockRun
+from bayplan.schemas.problem import BlockRun
 from bayplan.schemas.types import Objective
 
 KINDS = {name: name for name in FORMATS} | {"mine": "nf4"}

@@ -28,7 +28,7 @@ from bayplan.planner.solve.ledger import ledger_of, shortages
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.plan import BlockRun, Pin
+from bayplan.schemas.problem import BlockRun, Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 KIB = 1024

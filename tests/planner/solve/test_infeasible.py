@@ -25,7 +25,7 @@ from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Problem, place_for
 from bayplan.schemas.errors import BayplanError, ExitCode, Infeasible
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 ONE_GPU = gpus(1)

@@ -5,7 +5,7 @@ from placement_problems import GIGA, MIB, gpus, make_chain, make_cost, make_form
 from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.moves import Before, Keeper, Limits, meets_demands, moved_blocks, moved_bytes
 from bayplan.planner.solve.polish import Rank
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Residency
 
 HERE, THERE = Choice(device=0), Choice(device=1)

@@ -21,7 +21,7 @@ from bayplan.planner.solve.placement import SearchOptions, Solution, accelerator
 from bayplan.planner.solve.predict import load_ns
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import BoundClass, Objective, Residency, SolverStatus
 
 LAYER = 64 * MIB

@@ -26,7 +26,7 @@ from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.hardware import FormatRates
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Residency
 
 STAY, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK

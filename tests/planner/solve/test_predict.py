@@ -20,7 +20,8 @@ from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import Prediction, load_ns, predict
 from bayplan.schemas.hardware import Disk, Inventory
-from bayplan.schemas.plan import Pin, Workload
+from bayplan.schemas.plan import Workload
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Residency
 
 HOST, DISK = Residency.STREAM_HOST, Residency.STREAM_DISK

@@ -27,7 +27,7 @@ from bayplan.planner.solve.modes import GIBIBYTE, MILLISECOND, Rounding
 from bayplan.planner.solve.program import PlacementProgram
 from bayplan.planner.solve.spacing import arrangements
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 HOST = Residency.STREAM_HOST

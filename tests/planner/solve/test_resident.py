@@ -24,7 +24,7 @@ from bayplan.planner.solve.answer import Answer
 from bayplan.planner.solve.chain import ChainTie
 from bayplan.planner.solve.resident import resident_answer, stretches
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Reason, Residency
 
 

@@ -16,7 +16,7 @@ from placement_problems import (
 
 from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.plan import Pin
+from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Objective, Reason, Residency
 
 STAY, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK
