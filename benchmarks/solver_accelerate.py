@@ -36,6 +36,7 @@ from bayplan.planner.model.cached import cached_read_model
 from bayplan.planner.model.facts import ReadModel
 from bayplan.planner.model_chain import model_chain
 from bayplan.planner.solve.constraints import resolve
+from bayplan.planner.solve.experts import ExpertsResidency
 from bayplan.planner.solve.ledger import ledger_of
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
@@ -181,14 +182,18 @@ def _besides(placed: Placed, device: int) -> int:
 
 def _ours(placed: Placed) -> Row:
     answer, task = placed.solution.answer, placed.task
-    computing = {choice.device for choice in answer.choices}
-    has_accelerator = any(device.backend is not Backend.CPU for device in task.machine.devices)
+    on_cpu = [device.backend is Backend.CPU for device in task.machine.devices]
+    computes = any(
+        on_cpu[choice.device]
+        or (choice.experts is not None and choice.experts.residency is ExpertsResidency.COMPUTE_HOST)
+        for choice in answer.choices
+    )
     return {
         "step_ns": placed.solution.step_ns,
         "streamed_blocks": sum(choice.streams for choice in answer.choices),
+        "split_blocks": sum(choice.experts is not None for choice in answer.choices),
         "slots": answer.num_slots,
-        "cpu_computes": has_accelerator
-        and any(task.machine.devices[device].backend is Backend.CPU for device in computing),
+        "cpu_computes": computes and not all(on_cpu),
     }
 
 
@@ -219,6 +224,7 @@ def _judged(row: Row, tried: list[Row]) -> Row:
         return found | {"best_map": None}
     best = min(fitting, key=lambda one: one["step_ns"])
     # With the budgets that hold our plan, does it stream what it could keep?
+    keeps_all = not (row["streamed_blocks"] or row["split_blocks"] or row["cpu_computes"])
     spills = [one for one in (*plain, *weights) if one.get("streamed_blocks")]
     return found | {
         "best_map": best["mode"],
@@ -229,13 +235,11 @@ def _judged(row: Row, tried: list[Row]) -> Row:
         "ratio_without_cpu": round(best["step_ns"] / row.get("step_without_cpu_ns", row["step_ns"]), 4)
         if row.get("step_without_cpu_ns", row["step_ns"])
         else None,
-        "map_spills_needlessly": bool(spills) and not row["streamed_blocks"] and not row["cpu_computes"],
-        "always_spills": not row["streamed_blocks"]
-        and not row["cpu_computes"]
-        and all(one["streamed_blocks"] for one in fitting),
-        "ours_spills_needlessly": bool(row["streamed_blocks"])
+        "map_spills_needlessly": keeps_all and bool(spills),
+        "always_spills": keeps_all and all(one["streamed_blocks"] for one in fitting),
+        "ours_spills_needlessly": not keeps_all
         and any(not one["streamed_blocks"] and one["is_contiguous"] for one in fitting),
-        "fits_by_coming_back": bool(row["streamed_blocks"])
+        "fits_by_coming_back": not keeps_all
         and any(not one["streamed_blocks"] and not one["is_contiguous"] for one in fitting),
     }
 
@@ -256,7 +260,8 @@ def passed(found: list[Row]) -> list[str]:
 
 
 def _streams(row: Row) -> bool:
-    return "ratio" in row and bool(row["streamed_blocks"] or row["map_streamed_blocks"])
+    streamed = ("streamed_blocks", "split_blocks", "map_streamed_blocks")
+    return "ratio" in row and any(row[key] for key in streamed)
 
 
 def geometric_mean(ratios: list[float]) -> float:

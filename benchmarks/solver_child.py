@@ -92,6 +92,9 @@ def place(instance: Instance) -> dict[str, object]:
         "cpu_seconds": round(cpu_seconds, 3),
         "read_seconds": round(read_seconds, 3),
         "streamed_blocks": summary.streamed_blocks,
+        "split_blocks": sum(
+            block.experts is not None and block.experts.residency != "with-block" for block in plan.blocks
+        ),
         "streamed_bytes_per_step": summary.streamed_bytes_per_step,
         "from": dict(Counter(b.residency for b in plan.blocks if b.residency is not Residency.RESIDENT)),
         "slots": {own.device: own.num_slots for own in plan.schedule},

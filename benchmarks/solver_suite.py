@@ -78,7 +78,7 @@ def render(found: list[Row]) -> str:
     good = [row for row in found if "error" not in row]
     gaps = sorted(row["gap_ppm"] for row in good)
     listed = [row["instance"] for row in good if row["gap_ppm"] > LISTED_GAP_PPM]
-    streaming = [row["gap_ppm"] for row in good if row["streamed_blocks"]] or [0]
+    streaming = [row["gap_ppm"] for row in good if row["streamed_blocks"] or row["split_blocks"]] or [0]
     lines = [
         "# The solver's suite: gap and time",
         "",
@@ -92,9 +92,9 @@ def render(found: list[Row]) -> str:
         "*Own gap*: the largest with which a mixed-integer program of this instance ended; `DP`: the exact "
         "dynamic program, no gap. *Streams*: blocks, and slots per device. Worst gap first.",
         "",
-        "| instance | blocks | devices (used) | step ms | bound ms | gap | own gap | streams | seconds "
-        "(in programs) | peak MiB |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| instance | blocks | devices (used) | step ms | bound ms | gap | own gap | streams "
+        "| experts apart | seconds (in programs) | peak MiB |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [f"| {' | '.join(_cells(row))} |" for row in found]
     return "\n".join(lines) + "\n"
@@ -107,7 +107,7 @@ def percent(ppm: float) -> str:
 
 def _cells(row: Row) -> list[str]:
     if "error" in row:
-        return [row["instance"], row["error"].replace("|", "/"), *(["-"] * 8)]
+        return [row["instance"], row["error"].replace("|", "/"), *(["-"] * 9)]
     own = "DP" if row["is_dynamic_program"] else percent(row["own_gap_ppm"])
     slots = ",".join(str(number) for number in row["slots"].values())
     return [
@@ -119,6 +119,7 @@ def _cells(row: Row) -> list[str]:
         percent(row["gap_ppm"]),
         own if row["status"] == "optimal" else f"{own}, {row['status']}",
         f"{row['streamed_blocks']} ({slots})" if row["streamed_blocks"] else "-",
+        str(row["split_blocks"] or "-"),
         f"{row['seconds']:.2f} ({row['program_seconds']:.2f})",
         f"{row['peak_rss_bytes'] / 2**20:.0f}",
     ]

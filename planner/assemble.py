@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bayplan.planner.solve.answer import Answer
+from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.chain import fold, owning_block
 from bayplan.planner.solve.experts import ExpertsResidency, hit_ppm
 from bayplan.planner.solve.ledger import empty_ledger, ledger_of, slot_bytes, used_slots, waiting_bytes
@@ -146,7 +146,7 @@ def _hosts(placed: Placed) -> tuple[PlannedHost, ...]:
 
 def _blocks(placed: Placed) -> tuple[Block, ...]:
     task, answer = placed.task, placed.solution.answer
-    streams = any(choice.streams for choice in answer.choices)
+    streams = any(choice.streams or choice.experts is not None for choice in answer.choices)
     return tuple(
         Block(
             id=task.chain.ids[index],
@@ -155,7 +155,7 @@ def _blocks(placed: Placed) -> tuple[Block, ...]:
             format=task.form(index, answer).format,
             num_bytes=task.form(index, answer).num_bytes,
             kv_bytes=task.chain.costs[index].kv_bytes,
-            reason=_reason(task, index, choice.residency, something_streams=streams),
+            reason=_reason(task, index, choice, something_streams=streams),
             experts=_experts(task, answer, index),
         )
         for index, choice in enumerate(answer.choices)
@@ -188,10 +188,12 @@ def _experts(task: Task, answer: Answer, index: int) -> Experts | None:
     )
 
 
-def _reason(task: Task, index: int, residency: Residency, *, something_streams: bool) -> Reason:
+def _reason(task: Task, index: int, choice: Choice, *, something_streams: bool) -> Reason:
     pinned = task.constraints.residency[index]
-    if residency is not Residency.RESIDENT:
+    if choice.streams:
         return Reason.CAPACITY if pinned is None else Reason.PINNED
+    if choice.experts is not None:
+        return Reason.EXPERTS_APART
     if task.constraints.device[index] is not None:
         return Reason.PINNED
     if not something_streams:

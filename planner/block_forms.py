@@ -13,9 +13,10 @@ from bayplan.planner.held_tensors import HeldTensor
 from bayplan.planner.read_bytes import UsedWeights, read_bytes
 from bayplan.planner.stored_form import packed_records
 from bayplan.planner.workspace import workspace_bytes
-from bayplan.schemas.graph import BlockExperts, TensorRecord
+from bayplan.schemas.graph import BlockExperts, GraphBlock, TensorRecord
 from bayplan.schemas.plan import Workload, aligned_bytes
-from bayplan.schemas.problem import BlockForm
+from bayplan.schemas.problem import BlockForm, PlainForm
+from bayplan.schemas.types import FloatFormat
 
 
 def block_forms(forms: PlannedForms, workload: Workload) -> tuple[tuple[BlockForm, ...], ...]:
@@ -52,6 +53,7 @@ def _block_form(
     weights = UsedWeights(parameters, tied_bytes=tied_bytes)
     if experts is not None:
         weights = UsedWeights(*_apart(experts, held), tied_bytes=tied_bytes)
+    is_plain = all(tensor.form is None for tensor in held)
     prefill_flops, decode_flops = (experts.prefill_flops, experts.decode_flops) if experts else (0, 0)
     return BlockForm(
         format=choice.block_formats[index],
@@ -62,6 +64,26 @@ def _block_form(
         decode_read_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
         quantized_bytes=_quantized_bytes(base, held) if number else 0,
         workspace_bytes=workspace_bytes(held, block.prefill, workload, forms.dtype),
+        unit_bytes=0 if experts is None else _unit_bytes(experts, weights.experts),
+        plain=None if is_plain else _plain_form(forms.dtype, block, held, tied_bytes),
+    )
+
+
+def _plain_form(
+    dtype: FloatFormat, block: GraphBlock, held: Sequence[HeldTensor], tied_bytes: int
+) -> PlainForm:
+    """Return what the block would read if none of its weights were quantized."""
+    bare = [HeldTensor(record=tensor.record) for tensor in held]
+    experts = block.experts
+    parameters = [tensor.record for tensor in bare if not tensor.record.is_buffer]
+    weights = UsedWeights(parameters, tied_bytes=tied_bytes)
+    if experts is not None:
+        weights = UsedWeights(*_apart(experts, bare), tied_bytes=tied_bytes)
+    prefill_flops, decode_flops = (experts.prefill_flops, experts.decode_flops) if experts else (0, 0)
+    return PlainForm(
+        kind=dtype,
+        prefill_read_bytes=read_bytes(block.prefill, weights, block.kv_bytes, experts_flops=prefill_flops),
+        decode_read_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
         unit_bytes=0 if experts is None else _unit_bytes(experts, weights.experts),
     )
 

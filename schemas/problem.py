@@ -8,7 +8,17 @@ from __future__ import annotations
 import msgspec
 
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.types import Count, DeviceId, Fqn, NumBytes, Objective, Reason, Residency
+from bayplan.schemas.types import Count, DeviceId, FloatFormat, Fqn, NumBytes, Objective, Reason, Residency
+
+
+class PlainForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the products of a quantized block would read if it were not quantized."""
+
+    kind: FloatFormat
+    """The model's data type."""
+    prefill_read_bytes: NumBytes
+    decode_read_bytes: NumBytes
+    unit_bytes: NumBytes = 0
 
 
 class BlockForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +42,9 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What its products allocate besides activations, such as a weight that is unpacked first."""
     unit_bytes: NumBytes = 0
     """Aligned bytes of one routed expert; 0 where the block has none that can live apart."""
+    plain: PlainForm | None = None
+    """What counts on a device that was not measured with this format, which then saves memory and no time; None:
+    nothing in the block is quantized."""
 
 
 class BlockRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

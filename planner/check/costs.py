@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import msgspec
 
 from bayplan.planner.check.basis import PlacedBlock, Placement
 from bayplan.planner.check.experts import MILLION, needed_ppm, tokens_of
 from bayplan.planner.check.ways import spent_ns
 from bayplan.schemas.hardware import Device, FormatRates
-from bayplan.schemas.problem import BlockForm
-from bayplan.schemas.types import FloatFormat
-
-_FLOAT_KINDS = frozenset(get_args(FloatFormat))
+from bayplan.schemas.problem import BlockForm, PlainForm
 
 
 class _Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +19,7 @@ class _Rates(msgspec.Struct, frozen=True, kw_only=True):
     """None: the cache is read as weights are."""
     flops_per_second: int
     overhead_ns: int
-    form: BlockForm
+    form: BlockForm | PlainForm
     """The form whose bytes count."""
 
 
@@ -66,20 +61,21 @@ def experts_ns(placement: Placement, entry: PlacedBlock, device: Device, *, is_d
     return max(spent_ns(read_bytes, rates.bytes_per_second), spent_ns(flops, rates.flops_per_second))
 
 
-def _read_bytes(form: BlockForm, *, is_decode: bool) -> int:
+def _read_bytes(form: BlockForm | PlainForm, *, is_decode: bool) -> int:
     return form.decode_read_bytes if is_decode else form.prefill_read_bytes
 
 
 def _rates(placement: Placement, entry: PlacedBlock, device: Device) -> _Rates:
     """Return what was measured for the block's kind of format, else the device's own figures.
 
-    A quantized kind that was not measured is as fast as the model's own form: it saves memory only.
+    A quantized kind that was not measured is as fast as the block unquantized: it saves memory only.
     """
     measured = {rates.kind: rates for rates in reversed(device.format_rates)}
-    form, kind = entry.form, placement.plan.formats[entry.form.format].kind
-    if kind not in measured and kind not in _FLOAT_KINDS:
-        form = entry.run.forms[0]
-        kind = placement.plan.formats[form.format].kind
+    form: BlockForm | PlainForm = entry.form
+    kind: str = placement.plan.formats[entry.form.format].kind
+    if kind not in measured and entry.form.plain is not None:
+        form = entry.form.plain
+        kind = form.kind
     own: FormatRates | None = measured.get(kind)
     if own is None:
         return _Rates(

@@ -108,7 +108,7 @@ def _pin_problems(placement: Placement, pins: tuple[tuple[Pin, ...], ...]) -> It
 
 
 def _reason_problems(placement: Placement, pins: tuple[tuple[Pin, ...], ...]) -> Iterator[Problem]:
-    something_streams = any(entry.streams for entry in placement.blocks)
+    something_streams = any(entry.streams or apart_from(entry.block) for entry in placement.blocks)
     for entry, own in zip(placement.blocks, pins, strict=True):
         text = _untrue(entry, is_pinned=bool(own), something_streams=something_streams)
         if text:
@@ -124,6 +124,8 @@ def _untrue(entry: PlacedBlock, *, is_pinned: bool, something_streams: bool) -> 
         return "" if reason == Reason.CAPACITY else "it streams"
     if reason == Reason.CAPACITY:
         return "it is resident"
+    if (reason == Reason.EXPERTS_APART) is not (apart_from(entry.block) is not None):
+        return "its experts are with it" if reason == Reason.EXPERTS_APART else "its experts are apart"
     if reason == Reason.FITS:
         return "something streams" if something_streams else ""
     if reason in (Reason.KEPT, Reason.TOO_LARGE):

@@ -14,6 +14,7 @@ REASON_TEXTS: Mapping[Reason, str] = MappingProxyType(
     {
         Reason.FITS: "the whole model fits, so nothing streams",
         Reason.KEPT: "part of the model must stream; this one fills the rest of the budget",
+        Reason.EXPERTS_APART: "its experts do not fit, so they wait elsewhere or the host computes them",
         Reason.CAPACITY: "not every block fits; to stream this one is part of the fastest placement",
         Reason.TIED: "holds a weight that another block uses too; tied weights are never streamed",
         Reason.USED_OUTSIDE: "another module reads its weights, so they must be there at all times",

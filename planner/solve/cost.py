@@ -7,15 +7,12 @@ matters as much as bandwidth on fast devices. Integers, rounded up, so that equa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from bayplan.schemas.hardware import Device, FormatRates, Node
-from bayplan.schemas.problem import BlockForm, BlockRun
-from bayplan.schemas.types import Backend, FloatFormat, Objective
+from bayplan.schemas.problem import BlockForm, BlockRun, PlainForm
+from bayplan.schemas.types import Backend, Objective
 
 NANOSECONDS = 10**9
-FLOAT_KINDS = frozenset(get_args(FloatFormat))
-"""Kinds of format whose weights are read as they are."""
 
 
 def duration_ns(amount: int, per_second: int) -> int:
@@ -28,8 +25,8 @@ def compute_ns(
 ) -> int:
     """Return the time of one call of a block whose weights are on `device`, in nanoseconds.
 
-    A quantized kind that the device was not measured with saves memory and no time: it takes what the model's
-    own form takes.
+    A quantized kind that the device was not measured with saves memory and no time: it takes what the block
+    takes unquantized.
 
     Args:
         cost: The block.
@@ -39,13 +36,14 @@ def compute_ns(
         kinds: Kind of each format.
     """
     rates = _rates(device, kinds[form.format])
-    if rates is None and kinds[form.format] not in FLOAT_KINDS:
-        form = cost.forms[0]
-        rates = _rates(device, kinds[form.format])
+    counted: BlockForm | PlainForm = form
+    if rates is None and form.plain is not None:
+        counted = form.plain
+        rates = _rates(device, form.plain.kind)
     if phase is Objective.DECODE:
-        read_bytes, flops, operations = form.decode_read_bytes, cost.decode_flops, cost.decode_operations
+        read_bytes, flops, operations = counted.decode_read_bytes, cost.decode_flops, cost.decode_operations
     else:
-        read_bytes, flops, operations = form.prefill_read_bytes, cost.prefill_flops, cost.prefill_operations
+        read_bytes, flops, operations = counted.prefill_read_bytes, cost.prefill_flops, cost.prefill_operations
     overhead_ns = operations * device.operation_overhead_ns
     if rates is None:
         bytes_ns = duration_ns(read_bytes, device.memory_bytes_per_second)

@@ -21,7 +21,7 @@ from bayplan.planner.solve.experts import (
 from bayplan.planner.solve.simulate import Transfer
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.problem import BlockForm, BlockRun
+from bayplan.schemas.problem import BlockForm, BlockRun, PlainForm
 from bayplan.schemas.types import Backend, Objective, Residency
 
 
@@ -114,32 +114,41 @@ def _experts_ns(task: Task, index: int, form: int, device: int, phase: Objective
     assert experts is not None
     is_decode = phase is Objective.DECODE
     flops = experts.decode_flops if is_decode else experts.prefill_flops
-    # In every form: that of a kind which was not measured costs what the first one does.
-    reads = [
-        min(needed * own.unit_bytes // PPM, own.decode_read_bytes if is_decode else own.prefill_read_bytes)
-        for own in cost.forms
-    ]
-    alone, empty = _products(cost, reads, flops), _products(cost, [0] * len(reads), 0)
+    own = cost.forms[form]
     target, kinds = task.machine.devices[device], task.chain.kinds
-    return compute_ns(alone, alone.forms[form], target, phase, kinds) - compute_ns(
-        empty, empty.forms[form], target, phase, kinds
+    with_experts = compute_ns(
+        _products(cost, flops), _reading(own, needed, is_decode=is_decode), target, phase, kinds
+    )
+    return with_experts - compute_ns(
+        _products(cost, 0), _reading(own, 0, is_decode=is_decode), target, phase, kinds
     )
 
 
-def _products(cost: BlockRun, reads: Sequence[int], flops: int) -> BlockRun:
-    """Return a block that reads so many bytes in each form, and does nothing else than products."""
+def _products(cost: BlockRun, flops: int) -> BlockRun:
+    """Return a block that does nothing else than products."""
     return msgspec.structs.replace(
         cost,
-        forms=tuple(
-            msgspec.structs.replace(form, decode_read_bytes=num_bytes, prefill_read_bytes=num_bytes)
-            for form, num_bytes in zip(cost.forms, reads, strict=True)
-        ),
         decode_flops=flops,
         prefill_flops=flops,
         decode_operations=0,
         prefill_operations=0,
         kv_bytes=0,
     )
+
+
+def _reading(form: BlockForm, needed: int, *, is_decode: bool) -> BlockForm:
+    """Return a form that reads only so many millionths of experts, plain or not."""
+
+    def read(own: BlockForm | PlainForm) -> int:
+        return min(
+            needed * own.unit_bytes // PPM, own.decode_read_bytes if is_decode else own.prefill_read_bytes
+        )
+
+    plain = form.plain
+    if plain is not None:
+        plain = msgspec.structs.replace(plain, decode_read_bytes=read(plain), prefill_read_bytes=read(plain))
+    own = read(form)
+    return msgspec.structs.replace(form, decode_read_bytes=own, prefill_read_bytes=own, plain=plain)
 
 
 def fetch_ns_per_expert(task: Task, form: BlockForm, device: int, residency: ExpertsResidency) -> float:

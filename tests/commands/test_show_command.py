@@ -124,9 +124,13 @@ def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_device_map_of_nodes_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "nodes.json"
     plan.write_bytes(encode_plan(large_plan()).replace(b"node0/gpu1", b"node1/gpu0"))
+    inventory = json.loads(plan.read_text())["inventory"]
+    for link in inventory["links"]:
+        if (link["source"], link["target"]) == ("node0", "node1/gpu0"):
+            link["source"] = "node1"
     rewrite(
         plan,
-        inventory=json.loads(plan.read_text())["inventory"]
+        inventory=inventory
         | {"nodes": [{"id": f"node{n}", "host_memory_bytes": 1, "host_reserve_bytes": 0} for n in (0, 1)]},
     )
     assert call("show", plan, "--as", "device-map") == 1

@@ -10,7 +10,7 @@ from bayplan.planner.formats import planned_forms
 from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.graph import BlockExperts, GraphBlock, Linears, ModelGraph, TensorRole, TiedGroup, Work
 from bayplan.schemas.plan import FormatRule
-from bayplan.schemas.problem import BlockForm
+from bayplan.schemas.problem import BlockForm, PlainForm
 
 WORK = Work(flops=2 * 8 * 64 * 64, activation_bytes=0, output_bytes=1024)
 STEP = Work(flops=2 * 64 * 64, activation_bytes=0, output_bytes=128)
@@ -58,6 +58,9 @@ def test_what_a_block_takes_in_each_format() -> None:
         decode_read_bytes=20 + 2043 + 320 + 1000,  # ten norms, and 4086 of the 4096 weights
         quantized_bytes=8192,
         workspace_bytes=8192,
+        plain=PlainForm(
+            kind="bf16", prefill_read_bytes=base.prefill_read_bytes, decode_read_bytes=base.decode_read_bytes
+        ),
     )
     assert norm == BlockForm(
         format="bf16",

@@ -24,7 +24,7 @@ from bayplan.schemas.plan import (
     Tie,
     Workload,
 )
-from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlannedEdge, Problem
+from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlainForm, PlannedEdge, Problem
 from bayplan.schemas.report import Figures, RealizedBlock, Report
 from bayplan.schemas.strict_json import sha256_digest
 from bayplan.schemas.types import Backend, BoundClass, Objective, Reason, Residency, SolverStatus
@@ -408,6 +408,9 @@ def _run(first: str, count: int, class_name: str, resident_reason: Reason | None
                 quantized_bytes=MIB,
                 workspace_bytes=512 * KIB,
                 unit_bytes=16 * KIB,
+                plain=PlainForm(
+                    kind="bf16", prefill_read_bytes=MIB, decode_read_bytes=MIB + 64, unit_bytes=64 * KIB
+                ),
             ),
         ),
         kv_bytes=8 * KIB,

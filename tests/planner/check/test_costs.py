@@ -13,6 +13,7 @@ from bayplan.planner.solve.cost import compute_ns
 from bayplan.schemas.graph import BlockExperts
 from bayplan.schemas.hardware import Device, FormatRates
 from bayplan.schemas.plan import Format, Plan
+from bayplan.schemas.problem import PlainForm
 from bayplan.schemas.types import Objective
 
 EXPERTS = BlockExperts(
@@ -24,9 +25,13 @@ EXPERTS = BlockExperts(
     prefill_hidden_bytes=0,
     decode_hidden_bytes=0,
 )
+UNQUANTIZED = PlainForm(kind="bf16", prefill_read_bytes=2000, decode_read_bytes=1000, unit_bytes=100)
 RUN = make_cost(
     1000,
-    others=(make_form(250, "nf4", unit_bytes=25), make_form(500, "int8", unit_bytes=50)),
+    others=(
+        make_form(250, "nf4", unit_bytes=25, plain=UNQUANTIZED),
+        make_form(500, "int8", unit_bytes=50, plain=UNQUANTIZED),
+    ),
     unit_bytes=100,
     kv_bytes=400,
     decode_flops=100,
@@ -74,8 +79,9 @@ def test_a_quantized_kind_that_was_not_measured_saves_no_time() -> None:
 
 
 def test_a_plain_kind_that_was_not_measured_reads_its_own_bytes() -> None:
-    plan = replace(PLAN, formats={**PLAN.formats, "int8": Format(kind="fp16")})
-    assert call(2, DEVICE, plan=plan) == 7 + 3 * 11 + 500
+    plain = replace(RUN.forms[2], plain=None)
+    block = replace(entry(2), form=plain)
+    assert call_ns(Placement(PLAN, (block,)), block, DEVICE, is_decode=True) == 7 + 3 * 11 + 500
 
 
 def test_a_measured_kind_has_its_own_rates_and_reads_its_cache_at_another() -> None:

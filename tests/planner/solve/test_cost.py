@@ -6,7 +6,7 @@ from placement_problems import FORMATS, GIGA, make_cost, make_device, make_form,
 
 from bayplan.planner.solve.cost import compute_ns, duration_ns, reading_ns
 from bayplan.schemas.hardware import Device, FormatRates
-from bayplan.schemas.problem import BlockRun
+from bayplan.schemas.problem import BlockRun, PlainForm
 from bayplan.schemas.types import Objective
 
 KINDS = {name: name for name in FORMATS} | {"mine": "nf4"}
@@ -52,7 +52,8 @@ RATES = FormatRates(
     flops_per_second=GIGA // 10,
     block_overhead_ns=1000,
 )
-TWO_FORMS = make_cost(64, others=[make_form(16, "mine")], kv_bytes=6)
+PLAIN = PlainForm(kind="bf16", prefill_read_bytes=128, decode_read_bytes=64)
+TWO_FORMS = make_cost(64, others=[make_form(16, "mine", plain=PLAIN)], kv_bytes=6)
 
 
 def test_a_quantized_form_saves_no_time_where_it_was_not_measured() -> None:
