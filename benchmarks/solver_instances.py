@@ -208,7 +208,7 @@ _TIGHT = (
     ("mistralai--Mixtral-8x7B-v0.1", "8xh100", tuple(f"gpu{number}=12.5GiB" for number in range(8))),
     ("meta-llama--Meta-Llama-3.1-70B", "8xh100", tuple(f"gpu{number}=18.5GiB" for number in range(8))),
     ("microsoft--Phi-3-mini-128k-instruct", "t4+4090", ("gpu0=3GiB", "gpu1=6GiB")),
-    ("google--gemma-2b-it", "2x4090", ("gpu0=3GiB", "gpu1=3GiB")),
+    ("google--gemma-2b-it", "2x4090", ("gpu0=3.7GiB", "gpu1=3.7GiB")),
 )
 """Model, machine, and budgets that hold the model with little to spare."""
 

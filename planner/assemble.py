@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from bayplan.planner.block_owner import owning_block
 from bayplan.planner.solve.answer import Answer, Choice
-from bayplan.planner.solve.chain import fold, owning_block
+from bayplan.planner.solve.chain import fold
 from bayplan.planner.solve.experts import ExpertsResidency, hit_ppm
 from bayplan.planner.solve.ledger import empty_ledger, ledger_of, slot_bytes, used_slots, waiting_bytes
 from bayplan.planner.solve.objectives import Placed
@@ -33,7 +34,7 @@ from bayplan.schemas.plan import (
     Workload,
 )
 from bayplan.schemas.problem import Pin, Problem
-from bayplan.schemas.types import DeviceId, Objective, Reason, Residency, SolverStatus
+from bayplan.schemas.types import DeviceId, Objective, Reason, SolverStatus
 
 UNSEALED = f"sha256:{'0' * 64}"
 """Stands for the digest until the plan is complete."""
@@ -205,7 +206,8 @@ def _reason(task: Task, index: int, choice: Choice, *, something_streams: bool) 
 
 
 def _tie(group: TiedGroup, task: Task, blocks: tuple[Block, ...]) -> Tie:
-    owners = {owning_block(task.chain.ids, fqn) for fqn in group.fqns}
+    known = frozenset(task.chain.ids)
+    owners = {owning_block(known, fqn) for fqn in group.fqns}
     devices = tuple(dict.fromkeys(block.device for block in blocks if block.id in owners))
     return Tie(
         fqns=group.fqns,

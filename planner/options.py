@@ -41,8 +41,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     free: bool = False
     """Whether `device_map` is only what the plan is compared with."""
     previous: Plan | None = None
-    """An earlier plan for the same blocks: of the placements that are nearly as good as the best, the one that
-    moves the fewest bytes from it."""
+    """An earlier plan for the same blocks: of the placements that are nearly as good as the best, the one
+    that moves the fewest bytes from it."""
     no_spill: bool = False
     """Infeasible rather than streaming anything."""
     hash_content: bool = False

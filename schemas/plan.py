@@ -312,16 +312,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step once the pipeline is steady: a generation step, or a forward where that is the objective; with
     several batches in flight, from the end of one batch's step to that of the next."""
     lower_bound_ns: Nanoseconds
-    """No plan of `bound_class` has a faster step under the same cost model; where the objective is `load`, none
-    loads faster."""
+    """No plan of `bound_class` has a faster step under the same cost model; where the objective is `load`,
+    none loads faster."""
     bound_class: BoundClass
     gap_ppm: PartsPerMillion
     """`(predicted - lower_bound_ns) / predicted`, rounded up, of what the bound is for."""
     solver_status: SolverStatus
     reproducible: bool
     moved_bytes: NumBytes | None = None
-    """Bytes of the blocks whose device, residency or format is another than in the plan that this one replaced,
-    in the formats that they have now; None: it was made without one, or is that one."""
+    """Bytes of the blocks whose device, residency or format is another than in the plan that this one
+    replaced, in the formats that they have now; None: it was made without one, or is that one."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

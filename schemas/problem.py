@@ -43,8 +43,8 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit_bytes: NumBytes = 0
     """Aligned bytes of one routed expert; 0 where the block has none that can live apart."""
     plain: PlainForm | None = None
-    """What counts on a device that was not measured with this format, which then saves memory and no time; None:
-    nothing in the block is quantized."""
+    """What counts on a device that was not measured with this format, which then saves memory and no time;
+    None: nothing in the block is quantized."""
 
 
 class BlockRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

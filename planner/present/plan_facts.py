@@ -168,7 +168,7 @@ def _demands(plan: Plan) -> str:
 
 
 def _pin_texts(pins: Sequence[Pin], single_node: bool) -> list[str]:
-    """Return the pins; those that differ in one number only are one, as a device map has one for each layer."""
+    """Return the pins; those that differ in one number only are one: a device map has one for each layer."""
     texts = [_pin_text(pin, single_node) for pin in pins]
     patterns = [pin.pattern for pin in pins]
     if len(set(patterns)) < len(patterns):

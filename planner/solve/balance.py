@@ -1,4 +1,4 @@
-"""Placements by bytes instead of time, as accelerate's users know them: equal shares, or one device after the other.
+"""Placements by bytes instead of time, as accelerate's users know them: equal shares, or one after the other.
 
 Resident only; the order of the chain and the budgets hold as everywhere.
 """
@@ -15,7 +15,7 @@ from bayplan.planner.solve.timeline import step_ns
 
 
 def balanced_answer(task: Task, only: frozenset[int]) -> Answer | None:
-    """Return the fastest placement among those with the least bytes on the fullest device; None: nothing fits.
+    """Return the fastest of the placements with the least bytes on the fullest device; None: nothing fits.
 
     Args:
         task: Blocks that may have several forms are taken in the first that they may have.

@@ -10,10 +10,11 @@ from itertools import groupby
 
 import msgspec
 
+from bayplan.planner.block_owner import owning_block
 from bayplan.schemas.graph import GraphBlock, ModelGraph
 from bayplan.schemas.plan import Plan, Workload, aligned_bytes
 from bayplan.schemas.problem import BlockForm, BlockRun, PlannedEdge
-from bayplan.schemas.types import OWN_SUFFIX, Fqn, NumBytes
+from bayplan.schemas.types import Fqn, NumBytes
 
 
 class ChainTie(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,23 +128,13 @@ def unfold(runs: tuple[BlockRun, ...]) -> tuple[BlockRun, ...]:
     return tuple(msgspec.structs.replace(run, count=1) for run in runs for _ in range(run.count))
 
 
-def owning_block(ids: tuple[Fqn, ...], fqn: Fqn) -> Fqn | None:
-    """Return the block that holds the tensor `fqn`: the longest module path, or its parent's own tensors."""
-    parent = fqn.rpartition(".")[0]
-    known = set(ids)
-    if parent + OWN_SUFFIX in known:
-        return parent + OWN_SUFFIX
-    while parent and parent not in known:
-        parent = parent.rpartition(".")[0]
-    return parent if parent in known else None
-
-
 def _positions(ids: tuple[Fqn, ...], fqns: tuple[Fqn, ...]) -> tuple[int, ...]:
     """Return which blocks hold `fqns`, ascending.
 
     A module registered under two paths is one block, under its first path: names under the other lie in none.
     """
-    owners = {owning_block(ids, fqn) for fqn in fqns}
+    known = frozenset(ids)
+    owners = {owning_block(known, fqn) for fqn in fqns}
     return tuple(index for index, block_id in enumerate(ids) if block_id in owners)
 
 

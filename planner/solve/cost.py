@@ -43,7 +43,11 @@ def compute_ns(
     if phase is Objective.DECODE:
         read_bytes, flops, operations = counted.decode_read_bytes, cost.decode_flops, cost.decode_operations
     else:
-        read_bytes, flops, operations = counted.prefill_read_bytes, cost.prefill_flops, cost.prefill_operations
+        read_bytes, flops, operations = (
+            counted.prefill_read_bytes,
+            cost.prefill_flops,
+            cost.prefill_operations,
+        )
     overhead_ns = operations * device.operation_overhead_ns
     if rates is None:
         bytes_ns = duration_ns(read_bytes, device.memory_bytes_per_second)

@@ -1,9 +1,10 @@
-"""What all rows of the placement's program refer to: the task's blocks as kinds, the cuts, the solver's program."""
+"""What all rows of the placement's program refer to: blocks as kinds, the cuts, the solver's program."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -79,7 +80,7 @@ class Draft:
         """Add where devices end: cuts never go back, so every device has one stretch or none."""
         devices = len(self.task.machine.devices)
         cuts = [add_cut(self.program, self.segments, len(self.kinds)) for _ in range(devices - 1)]
-        for before, after in zip(cuts, cuts[1:], strict=False):
+        for before, after in pairwise(cuts):
             self.program.at_most([*before.terms, *((v, -f) for v, f in after.terms)], 0.0)
         return cuts
 

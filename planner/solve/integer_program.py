@@ -1,7 +1,7 @@
 """A mixed-integer program and HiGHS, which solves it: the only module that knows the solver.
 
-Owns that nothing of the solver reaches standard output, that it runs on one thread with one seed, and that its
-end is told apart: proven, out of work, out of time, impossible. Knows nothing of placements.
+Owns that nothing of the solver reaches standard output, that it runs on one thread with one seed, and that
+its end is told apart: proven, out of work, out of time, impossible. Knows nothing of placements.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MAX_NODES = 4_000
 """Branches explored at most. A count, not a time, so that the answer is the same on a slow machine."""
 
 _SEED = 0
+_NUM_SEEDS = 8
+"""Tried one after the other where its answer violates a row by just more than it takes for nothing."""
+
 _STDOUT = 1
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -129,11 +132,7 @@ class IntegerProgram:
                 solver.setSolution(
                     len(start), np.fromiter(start, np.int32), np.fromiter(start.values(), np.float64)
                 )
-            if solver.run() == highspy.HighsStatus.kError:
-                # Somebody else in this process has used the solver with another number of threads.
-                solver.resetGlobalScheduler(True)
-                solver.run()
-            status = solver.getModelStatus()
+            status = _run(solver)
             info = solver.getInfo()
             has_solution = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
             values = tuple(solver.getSolution().col_value) if has_solution else ()
@@ -198,6 +197,25 @@ def _new_solver() -> highspy.Highs:
     for option, value in options:
         solver.setOptionValue(option, value)
     return solver
+
+
+def _run(solver: highspy.Highs) -> highspy.HighsModelStatus:
+    """Solve and return how it ended; begin otherwise where the solver fails by its own tolerance."""
+    import highspy
+
+    kinds = highspy.HighsModelStatus
+    solver.run()
+    if solver.getModelStatus() == kinds.kNotset:
+        # Somebody else in this process has used the solver with another number of threads.
+        solver.resetGlobalScheduler(True)
+        solver.run()
+    for seed in range(_SEED + 1, _SEED + _NUM_SEEDS):
+        if solver.getModelStatus() != kinds.kSolveError:
+            break
+        solver.clearSolver()
+        solver.setOptionValue("random_seed", seed)
+        solver.run()
+    return solver.getModelStatus()
 
 
 def _end(status: highspy.HighsModelStatus) -> End:

@@ -75,7 +75,7 @@ def apart_bytes(task: Task, answer: Answer, index: int) -> int:
 
 
 def cache_bytes(task: Task, answer: Answer, blocks: Sequence[int]) -> int:
-    """Return what the caches of experts of `blocks`, of one device, take with what is on its way, in bytes."""
+    """Return what the caches of experts of `blocks`, of one device, take in bytes, those on their way too."""
     total = in_flight = 0
     for index in blocks:
         split, experts = answer.choices[index].experts, task.chain.costs[index].experts
@@ -113,7 +113,7 @@ def empty_ledger(device: Device) -> Ledger:
 
 
 def replica_bytes(chain: Chain, blocks: Sequence[int]) -> int:
-    """Return bytes of tied storages that `blocks`, of one device, use while their first block is elsewhere."""
+    """Return bytes of tied storages that `blocks`, of one device, use and whose first block is elsewhere."""
     own = set(blocks)
     return sum(
         tie.num_bytes for tie in chain.ties if own.intersection(tie.positions) and tie.positions[0] not in own
@@ -134,7 +134,7 @@ def waiting_bytes(task: Task, answer: Answer) -> tuple[int, ...]:
 
 
 def shortages(task: Task, answer: Answer) -> tuple[tuple[str, int], ...]:
-    """Return what is too small for `answer`, and the bytes that are missing: devices, hosts, pinned memory."""
+    """Return what is too small for `answer`, with the missing bytes: devices, hosts, pinned memory."""
     machine = task.machine
     found: list[tuple[str, int]] = []
     waiting = waiting_bytes(task, answer)

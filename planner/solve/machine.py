@@ -73,7 +73,7 @@ class Machine:
     def hop_ns(self, source: int, target: int, num_bytes: int) -> int | None:
         """Return the time for activations from one device to another, in nanoseconds; None: there is no way.
 
-        A direct link is taken if there is one, else the way over host memory, and over the hosts of two nodes.
+        A direct link is taken if there is one, else the way over host memory, of both nodes if they differ.
         """
         way = self._ways[source, target]
         if way is None:

@@ -77,7 +77,7 @@ def _add_replicas(draft: Draft, stage: Stage) -> None:
 
 
 def _add_caches(draft: Draft, stage: Stage) -> None:
-    """Caches of experts have at least a slot for each that one position needs; what is on its way comes on top."""
+    """Caches have at least a slot for each expert that one position needs; those on their way come on top."""
     program = draft.program
     in_flight: dict[int, int] = {}
     for mode in stage.modes:

@@ -10,7 +10,7 @@ from bayplan.planner.solve.answer import Choice
 from bayplan.schemas.problem import BlockForm
 
 MILLISECOND = 1_000_000
-"""Times are given to the solver in milliseconds and bytes in GiB: numbers that are neither large nor small."""
+"""Times are given to the solver in milliseconds, bytes in GiB: numbers neither large nor small."""
 GIBIBYTE = 2**30
 
 SLOT_COUNTS = (1, 2, 3)

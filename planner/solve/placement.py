@@ -40,8 +40,9 @@ ROUNDINGS = (
     None,
     *(Rounding(margin_bytes=margin_bytes, is_above=True) for margin_bytes in (0, 4096, 2**20)),
 )
-"""Programs tried one after the other until the answer of one fits exactly. The first is a relaxation: it rounds
-activations down, and the solver takes a sum for small enough that is a thousandth of a mebibyte too large."""
+"""Programs tried one after the other until the answer of one fits exactly. The first is a relaxation: it
+rounds activations down, and the solver takes a sum for small enough that is a thousandth of a mebibyte too
+large."""
 
 
 class Solution(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     deadline: Deadline = msgspec.field(default_factory=Deadline)
 
     def is_plain(self, *, can_stream: bool) -> bool:
-        """Whether the time of one batch's step is all that counts; where something streams, rounding does not."""
+        """Whether one batch's time is all that counts; where something streams, rounding does not."""
         return not self.needs_program and (can_stream or not self.is_auto)
 
     @property
@@ -136,7 +137,8 @@ def _by_program(
     answer = begin
     status = _STATUSES[proof.end]
     if not options.loads_first:
-        answer = polisher.improved(begin, good_enough_ns=lower_ns)
+        # Within the program's own gap an even spacing is easier to review than one that gains nothing proven.
+        answer = polisher.improved(begin, good_enough_ns=lower_ns + int(lower_ns * RELATIVE_GAP))
     step = _certain(time_ns(task, answer))
     is_plain = options.is_plain(can_stream=can_stream) and not task.splits_experts
     if step > lower_ns and is_plain and len(task.chain) <= MAX_BLOCKS:
@@ -228,7 +230,7 @@ def _solved(program: PlacementProgram, options: SearchOptions, *, can_stream: bo
 
 
 def bound_ns(milliseconds: float) -> int:
-    """Return a bound of the program in nanoseconds, safely below: its tolerance and its last bits are cut off.
+    """Return a bound of the program in nanoseconds, safely below: its tolerance and last bits are cut off.
 
     Twenty significant bits stay, so that another build of the solver gives the same figure.
     """

@@ -52,7 +52,7 @@ class Polisher:
     def rank(self, answer: Answer) -> Rank | None:
         """Return what makes one placement better than another, smaller is better; None: it does not work.
 
-        Time, then rounded weights, or the other way round; then bytes that are brought in, then memory for slots.
+        Time, then rounded weights, or the other way round; then bytes that are brought in, then slots.
         """
         if answer in self._known:
             return self._known[answer]

@@ -3,8 +3,8 @@
 Variables say how many blocks of each kind each device computes in each mode; where the chain is cut; how
 many slots of which size a device has. Which of equal blocks stream is left open, so the program is small and
 its optimum is a lower bound: no schedule does better. The inequalities are explained where they are made
-(`memory_rows`, `windows`, `ways`); the formulation is that of Tarnawski et al. (2020) for contiguous cuts, over
-counts instead of single blocks, with prefetch windows added.
+(`memory_rows`, `windows`, `ways`); the formulation is that of Tarnawski et al. (2020) for contiguous cuts,
+over counts instead of single blocks, with prefetch windows added.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class PlacementProgram:
             there = [(mode.variable, 1.0) for mode in own]
             program.equal([*there, *((variable, -factor) for variable, factor in between)], constant)
             program.at_most([*there, (stage.is_used, -float(draft.count[kind]))], 0.0)
-        # Without blocks a device is not used: else values could take their way over it where there is no other.
+        # Without blocks a device is not used: else values could go over it where there is no other way.
         program.at_least([*((mode.variable, 1.0) for mode in stage.modes), (stage.is_used, -1.0)], 0.0)
         add_slots(draft, stage)
         add_memory(draft, stage)

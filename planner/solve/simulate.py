@@ -1,9 +1,9 @@
 """The prefetch pipeline, event by event: what a step takes with the plan's slots and order.
 
 An upper bound for the cost model: the schedule that is simulated is one that the executor follows. Integers
-only. Per device one ring of slots and one courier, which brings one block after the other, each as soon as its
-slot is free. What couriers share, a disk or a switch, serves one at a time: of those that have something to
-bring, the one whose block runs next, at once; what was on its way before waits and goes on afterwards.
+only. Per device one ring of slots and one courier, which brings one block after the other, each as soon as
+its slot is free. What couriers share, a disk or a switch, serves one at a time: of those that have something
+to bring, the one whose block runs next, at once; what was on its way before waits and goes on afterwards.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Links:
             self._go_on(end_ns)
 
     def state(self, step: int) -> object:
-        """Return all that the next step depends on: two steps that end alike are followed by the same steps."""
+        """Return all that the next step depends on: steps that end alike are followed by the same steps."""
         return [ring.state(step) for ring in self._rings.values()]
 
     def _go_on(self, end_ns: int | None, device: int | None = None, resources: tuple[str, ...] = ()) -> None:

@@ -21,7 +21,7 @@ class Spacing(enum.Enum):
     START = enum.auto()
     END = enum.auto()
     BOTH_ENDS = enum.auto()
-    """The first at the start and the last at the end, so that a device's link works while its window is open."""
+    """The first at the start and the last at the end, so that the link works while the window is open."""
 
 
 def arrangements(task: Task, counts: Counts, kinds: tuple[int, ...]) -> Iterator[Answer]:

@@ -5,8 +5,6 @@ The arithmetic of `experts` on one task. Nothing here decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from bayplan.planner.solve.cost import compute_ns, duration_ns
@@ -55,7 +53,7 @@ def split_residencies(task: Task, index: int, device: int) -> tuple[ExpertsResid
 
 
 def host_cpu(task: Task, device: int) -> int | None:
-    """Return the CPU in whose memory the host of `device` computes experts; None: there is none, or it is one."""
+    """Return the CPU with which the host of `device` computes experts; None: there is none, or it is one."""
     machine = task.machine
     if machine.devices[device].backend is Backend.CPU:
         return None
@@ -95,7 +93,8 @@ def split_visit(
         assert cpu is not None, "a split that may be has a CPU"
         num_bytes = experts.decode_hidden_bytes if phase is Objective.DECODE else experts.prefill_hidden_bytes
         there, back = task.machine.hop_ns(device, cpu, num_bytes), task.machine.hop_ns(cpu, device, num_bytes)
-        assert there is not None and back is not None, "a split that may be has a way"
+        assert there is not None, "a split that may be has a way"
+        assert back is not None, "a split that may be has a way"
         host_ns = _experts_ns(task, index, form, cpu, phase)
         return SplitVisit(dense_ns=dense_ns + there + host_ns + back, experts_ns=0, fetch=None)
     way = task.machine.feed(device, split.residency.tier)

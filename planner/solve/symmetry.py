@@ -1,4 +1,4 @@
-"""Rows of the placement's program that keep one of many equal placements: devices that are alike can change places."""
+"""Rows of the placement's program that keep one of many equal placements: like devices can change places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_symmetry(draft: Draft) -> None:
 
 
 def are_alike(machine: Machine, one: int, other: int) -> bool:
-    """Return whether two devices may change places in any placement: rates, budgets and all ways are equal."""
+    """Return whether two devices may change places in any placement: rates, budgets and ways are equal."""
     devices = machine.devices
     if _without_id(devices[one]) != _without_id(devices[other]) or machine.nodes[one] != machine.nodes[other]:
         return False

@@ -1,4 +1,4 @@
-"""One placement problem: chain, machine, demands and objective, with every block's time looked up beforehand."""
+"""One placement problem: chain, machine, demands and objective, with the times of all blocks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Task:
         return way.transfer_ns(self.chain.costs[index].forms[form].parameter_bytes)
 
     def handed(self, start: int, stop: int, phase: Objective | None = None) -> tuple[int, int]:
-        """Return how many values come in where blocks `start` to `stop` begin on another device, and their bytes.
+        """Return how many values come in where `start` to `stop` begin on another device, and their bytes.
 
         What the block before `start` hands on, and what these blocks use of earlier ones; each value once.
         """
@@ -174,7 +174,7 @@ def _bytes_of(phase: Objective, decode_bytes: int, prefill_bytes: int) -> int:
 
 
 def _host_holds_all(chain: Chain, machine: Machine) -> tuple[bool, ...]:
-    """Return, per node, whether its host memory holds every block at once beside the devices that lie in it."""
+    """Return, per node, whether its host memory holds all blocks at once beside the devices in it."""
     most = sum(max(form.parameter_bytes for form in cost.forms) for cost in chain.costs)
     inside = [0] * len(machine.inventory.nodes)
     for device, node in enumerate(machine.nodes):
@@ -187,7 +187,7 @@ def _host_holds_all(chain: Chain, machine: Machine) -> tuple[bool, ...]:
 
 
 def _sources(chain: Chain) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """Return, by position of a block that others than its successor use: these, and its bytes in both phases."""
+    """Return, for blocks that others than their successors use: these, and the bytes in both phases."""
     place = {block_id: index for index, block_id in enumerate(chain.ids)}
     targets: dict[int, list[int]] = {}
     sizes: dict[int, tuple[int, int]] = {}

@@ -129,7 +129,9 @@ def _fetch_bounds(draft: Draft, stage: Stage, mode: Mode) -> list[list[Term]]:
     """
     task, index = draft.task, draft.first[mode.kind]
     experts, split = task.chain.costs[index].experts, mode.choice.experts
-    assert experts is not None and split is not None and mode.slots is not None
+    assert experts is not None
+    assert split is not None
+    assert mode.slots is not None
     needed = needed_ppm(task.chain, index, task.phase) / PPM
     each = fetch_ns_per_expert(task, mode.form, stage.device, split.residency) / MILLISECOND
     if task.phase is Objective.PREFILL:

@@ -1,4 +1,4 @@
-"""Rows of the placement's program about one device's part of a step: when its window opens, what keeps it open.
+"""Rows of the placement's program about one device's part of a step: what keeps its window open.
 
 A window lasts from the begin of a device's first block to the end of its last. In a steady step it holds all
 computing, and every transfer for which no slot was free before it. All rows are lower bounds: the pipeline
@@ -45,7 +45,7 @@ def late_terms(pairs: list[tuple[Mode, int]]) -> list[Term]:
 
 
 def _add_order(draft: Draft, pairs: list[tuple[Mode, int]]) -> None:
-    """Blocks are brought in in their order: before any of one group, all of the groups that come before it."""
+    """Blocks are brought in in their order: before any of one group, all of the groups before it."""
     program = draft.program
     for group in range(1, len(draft.groups)):
         before = [(mode, variable) for mode, variable in pairs if draft.group[mode.kind] < group]

@@ -12,8 +12,8 @@ from bayplan.schemas.plan import aligned_bytes
 LISTS = {
     types.Backend: "cpu cuda mps xpu npu",
     types.Residency: "resident stream-host stream-disk",
-    types.Reason: "fits kept experts-apart capacity tied used-outside repeated not-called conditional untraced own-tensors"
-    " mutated too-large pinned",
+    types.Reason: "fits kept experts-apart capacity tied used-outside repeated not-called conditional"
+    " untraced own-tensors mutated too-large pinned",
     types.Objective: "decode prefill throughput load balanced sequential",
     types.BoundClass: "contiguous-resident contiguous",
     types.SolverStatus: "optimal work_limit time_limit",

@@ -52,52 +52,69 @@ class _Ring:
             self.job = _Job(self.device, transfer, (step, place))
 
 
-def step_ends(visits: Sequence[Visit], num_slots: Mapping[int, int], num_steps: int) -> list[int]:
-    """Return when each of `num_steps` steps ends, in nanoseconds; every transfer takes one at least."""
-    rings = {
-        device: _Ring(visits, device, num_slots.get(device, 1))
-        for device in sorted({visit.device for visit in visits})
-    }
-    actions = _actions(visits, num_steps)
-    fetch: _Job | None = None
-    now, position, waiting_until = 0, 0, 0
-    ends: list[int] = []
-    while True:
-        while position < len(actions) and waiting_until <= now:
-            kind, visit, value = actions[position]
-            ring = rings[visit.device]
-            if kind == "need" and ring.arrived <= value:
-                break
-            if kind == "fetched" and fetch is not None:
-                break
-            if kind == "wait":
-                waiting_until = now + value
-            elif kind == "release":
-                ring.is_free[ring.slot_of[value % len(ring.places)]] = True
-            elif kind == "fetch":
-                assert visit.fetch is not None
-                fetch = _Job(visit.device, visit.fetch, (-1, 0))
-            elif kind == "end":
-                ends.append(now)
-            position += 1
-        if position == len(actions):
-            return ends
-        for ring in rings.values():
-            if fetch is None or fetch.device != ring.device:
-                ring.begin(visits)
-        jobs = [ring.job for ring in rings.values()] + [fetch]
+class _Pipeline:
+    """Time, the model's thread and all transfers."""
+
+    def __init__(self, visits: Sequence[Visit], num_slots: Mapping[int, int]) -> None:
+        self.visits = visits
+        self.rings = {
+            device: _Ring(visits, device, num_slots.get(device, 1))
+            for device in sorted({visit.device for visit in visits})
+        }
+        self.fetch: _Job | None = None
+        self.now = 0
+        self.waiting_until = 0
+        self.ends: list[int] = []
+
+    def act(self, kind: str, visit: Visit, value: int) -> bool:
+        """Do an action of the model's thread if it can be done now, and return whether."""
+        ring = self.rings[visit.device]
+        if kind == "need":
+            return ring.arrived > value
+        if kind == "fetched":
+            return self.fetch is None
+        if kind == "wait":
+            self.waiting_until = self.now + value
+        elif kind == "release":
+            ring.is_free[ring.slot_of[value % len(ring.places)]] = True
+        elif kind == "end":
+            self.ends.append(self.now)
+        elif visit.fetch is not None:
+            self.fetch = _Job(visit.device, visit.fetch, (-1, 0))
+        return True
+
+    def go_on(self) -> None:
+        """Let time pass until something happens."""
+        for ring in self.rings.values():
+            if self.fetch is None or self.fetch.device != ring.device:
+                ring.begin(self.visits)
+        jobs = [ring.job for ring in self.rings.values()] + [self.fetch]
         served = _served([job for job in jobs if job is not None])
-        until = min([now + job.left_ns for job in served] + [waiting_until] * (waiting_until > now))
+        events = [self.now + job.left_ns for job in served]
+        until = min(events + [self.waiting_until] * (self.waiting_until > self.now))
         for job in served:
-            job.left_ns -= until - now
+            job.left_ns -= until - self.now
             if job.left_ns:
                 continue
-            if job is fetch:
-                fetch = None
+            if job is self.fetch:
+                self.fetch = None
             else:
-                rings[job.device].job = None
-                rings[job.device].arrived += 1
-        now = until
+                self.rings[job.device].job = None
+                self.rings[job.device].arrived += 1
+        self.now = until
+
+
+def step_ends(visits: Sequence[Visit], num_slots: Mapping[int, int], num_steps: int) -> list[int]:
+    """Return when each of `num_steps` steps ends, in nanoseconds; every transfer takes one at least."""
+    pipeline = _Pipeline(visits, num_slots)
+    actions = _actions(visits, num_steps)
+    position = 0
+    while position < len(actions):
+        if pipeline.waiting_until <= pipeline.now and pipeline.act(*actions[position]):
+            position += 1
+        else:
+            pipeline.go_on()
+    return pipeline.ends
 
 
 def _served(jobs: list[_Job]) -> list[_Job]:

@@ -10,10 +10,14 @@ import typer
 
 
 class ObjectiveName(enum.StrEnum):
-    """What `plan` makes as fast as it can."""
+    """What `plan` makes as small as it can; `bayplan.schemas.types.Objective` says more."""
 
     DECODE = "decode"
     PREFILL = "prefill"
+    THROUGHPUT = "throughput"
+    LOAD = "load"
+    BALANCED = "balanced"
+    SEQUENTIAL = "sequential"
 
 
 ModelName = Annotated[
@@ -65,7 +69,10 @@ PrefillChunk = Annotated[
 ]
 ObjectiveChoice = Annotated[
     ObjectiveName | None,
-    typer.Option(help="What to make fast; default: decode where the model generates, else prefill."),
+    typer.Option(
+        help="What comes first: the time of a token, of a prompt, between batches, or to load; or even or"
+        " consecutive shares as accelerate makes them. Default: decode if the model generates, else prefill."
+    ),
 ]
 ClassName = Annotated[
     str | None,

@@ -24,7 +24,7 @@ from bayplan.planner.solve.simulate import MAX_STEPS
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.types import BoundClass, SolverStatus
 
-IS_EXACT = False
+IS_EXACT = True
 """Whether the search closes every small problem: its value is the optimum, else within `MAX_RATIO` of it."""
 
 MAX_RATIO = 1.3

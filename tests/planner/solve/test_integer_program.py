@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 
+import highspy
 import pytest
 
+from bayplan.planner.solve import integer_program
 from bayplan.planner.solve.integer_program import End, Found, IntegerProgram
 
 
@@ -99,6 +101,30 @@ def test_a_feasible_program_is_not_called_impossible() -> None:
     program.at_most([(n, -1.0), (p, 1.0), (q, 1.0)], 0.0)
     program.at_least([(j, -8.388608), (m, -16.777216), (p, 8.388608), (q, 16.777216)], 0.0)
     assert program.minimise([(free, 1.0)], relative_gap=0.0).end is End.OPTIMAL
+
+
+class FailingSolver:
+    """A solver that fails from its first random beginnings."""
+
+    def __init__(self, solver: highspy.Highs, num_failures: int) -> None:
+        self._solver = solver
+        self._num_failures = num_failures
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._solver, name)
+
+    def getModelStatus(self) -> highspy.HighsModelStatus:  # as the solver spells it
+        self._num_failures -= 1
+        is_failing = self._num_failures >= 0
+        return highspy.HighsModelStatus.kSolveError if is_failing else self._solver.getModelStatus()
+
+
+def test_a_solver_that_fails_begins_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = solve_knapsack()
+    new_solver = integer_program._new_solver
+    monkeypatch.setattr(integer_program, "_new_solver", lambda: FailingSolver(new_solver(), 3))
+    found = solve_knapsack()
+    assert (found.end, found.objective) == (End.OPTIMAL, expected.objective)
 
 
 def test_nothing_to_minimise_is_whether_anything_works() -> None:
