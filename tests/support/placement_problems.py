@@ -26,7 +26,7 @@ from bayplan.schemas.hardware import (
     Link,
     Node,
 )
-from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlannedEdge
+from bayplan.schemas.problem import BlockForm, BlockRun, Pin, PlainForm, PlannedEdge
 from bayplan.schemas.types import Backend, Objective, Reason, Residency
 
 GIGA = 10**9
@@ -65,11 +65,22 @@ def make_cost(size: int, *, others: Sequence[BlockForm] = (), **overrides: objec
     of_form = {name: value for name, value in overrides.items() if name in BlockForm.__struct_fields__}
     if "buffer_bytes" in of_form and "num_bytes" not in of_form:
         of_form["num_bytes"] = size + of_form["buffer_bytes"]
+    first = make_form(size, **of_form)
+    plain = PlainForm(
+        kind="bf16",
+        prefill_read_bytes=first.prefill_read_bytes,
+        decode_read_bytes=first.decode_read_bytes,
+        unit_bytes=first.unit_bytes,
+    )
+    others = [
+        form if form.format == "bf16" or form.plain else msgspec.structs.replace(form, plain=plain)
+        for form in others
+    ]
     cost = BlockRun(
         first="",
         count=1,
         class_name="Layer",
-        forms=(make_form(size, **of_form), *others),
+        forms=(first, *others),
         kv_bytes=0,
         prefill_flops=0,
         decode_flops=0,

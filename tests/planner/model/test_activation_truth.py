@@ -7,9 +7,6 @@ import inspect
 
 import pytest
 import torch
-from bayplan.planner.solve.arrange import PlacedStage
-from bayplan.planner.solve.residents import NOTHING_STREAMS
-from bayplan.planner.solve.stages import Stage
 from live_bytes import (
     LiveStorages,
     RunBytes,
@@ -19,7 +16,7 @@ from live_bytes import (
     run_forwards,
     run_once,
 )
-from placement_problems import make_device
+from placement_problems import make_device, make_inventory
 from tiny_models import GENERATORS
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,10 +31,16 @@ from truth_models import (
 
 from bayplan.planner.model.trace import trace_model
 from bayplan.planner.model.workload import make_workload
+from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.chain import chain_from_graph
+from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.ledger import ledger_of
+from bayplan.planner.solve.machine import Machine
+from bayplan.planner.solve.task import Task
 from bayplan.schemas.graph import ModelGraph
-from bayplan.schemas.plan import Ledger
+from bayplan.schemas.plan import Ledger, Workload
+from bayplan.schemas.problem import BlockForm
+from bayplan.schemas.types import Objective
 from bayplan.skeleton.formats import short_dtype
 
 CONTEXT = 24
@@ -65,18 +68,25 @@ def trace(
 
 def ledger(graph: ModelGraph, start: int = 0, stop: int | None = None) -> Ledger:
     """Return the ledger of a device that has the blocks from `start` to `stop`, all resident."""
-    stop = len(graph.blocks) if stop is None else stop
-    stage = Stage(
-        device=make_device("cpu"),
-        start=start,
-        stop=stop,
-        compute_ns=0,
-        choice=NOTHING_STREAMS,
-        serial_ns=0,
-        used_bytes=0,
+    inside = range(start, len(graph.blocks) if stop is None else stop)
+    form = BlockForm(
+        format="bf16",
+        num_bytes=0,
+        parameter_bytes=0,
+        buffer_bytes=0,
+        prefill_read_bytes=0,
+        decode_read_bytes=0,
     )
-    placed = PlacedStage(stage=stage, choice=NOTHING_STREAMS, streamed=())
-    return ledger_of(chain_from_graph(graph, scratch_bytes=0), placed)
+    workload = Workload(
+        batch=1, context=CONTEXT, encoder_context=None, prefill_chunk=CONTEXT, kv_dtype="bf16"
+    )
+    forms = ((form,),) * len(graph.blocks)
+    chain = chain_from_graph(graph, forms, {"bf16": "bf16"}, workload, scratch_bytes=0)
+    devices = [make_device("cpu0"), make_device("cpu1")]
+    machine = Machine(make_inventory(devices), {device.id: 1 for device in devices})
+    task = Task(chain, machine, resolve(chain, (), no_spill=False), Objective.PREFILL)
+    choices = tuple(Choice(device=0 if index in inside else 1) for index in range(len(chain)))
+    return ledger_of(task, Answer(choices=choices, num_slots=(1, 1)), 0)
 
 
 def options(model: PreTrainedModel) -> dict[str, object]:
