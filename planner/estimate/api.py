@@ -129,14 +129,21 @@ def _inference(
     for name in names:
         is_shown = traces.can_read(name) if is_other_asked else traces.is_own_width(name)
         if name not in DIVISORS and is_shown:
-            traced = traces.reading(name).graph
+            read = traces.reading(name)
             weights = total_bytes(forms.graph(name))
-            found[name] = inference_estimate(weights, traced, traces.compute_dtype(name))
+            dtype = traces.compute_dtype(name)
+            found[name] = inference_estimate(weights, read.graph, dtype, _workspaces(read, name))
     own = forms.checkpoint_graph
     if own is not None:
         read = traces.own()
-        found[CHECKPOINT] = inference_estimate(total_bytes(own), read.graph, read.dtype)
+        workspaces = _workspaces(read, CHECKPOINT)
+        found[CHECKPOINT] = inference_estimate(total_bytes(own), read.graph, read.dtype, workspaces)
     return found
+
+
+def _workspaces(read: ReadModel, name: str) -> list[int]:
+    """Return, per block, what products in a format allocate besides activations, in bytes."""
+    return [cost.forms[0].workspace_bytes for cost in _chain(read, name).costs]
 
 
 def _unknown(traces: Traces, names: tuple[str, ...], options: EstimateOptions) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bayplan.planner.solve.margins import ACCELERATOR_RUNTIME_BYTES, RUNTIME_BYTES, activation_bounds
 from bayplan.schemas.estimate import InferenceEstimate
 from bayplan.schemas.graph import ModelGraph
@@ -13,9 +15,16 @@ def kv_bytes(graph: ModelGraph) -> int:
     return sum(block.kv_bytes for block in graph.blocks)
 
 
-def activation_bytes(graph: ModelGraph) -> tuple[int, int]:
-    """Return `[lo, hi]` bytes of activations where one device computes all blocks."""
-    peaks = (max(block.prefill.activation_bytes, block.decode.activation_bytes) for block in graph.blocks)
+def activation_bytes(graph: ModelGraph, workspaces: Sequence[int] = ()) -> tuple[int, int]:
+    """Return `[lo, hi]` bytes of activations where one device computes all blocks.
+
+    Args:
+        graph: As traced.
+        workspaces: Per block, what its products allocate besides; empty: nothing.
+    """
+    peaks = [max(block.prefill.activation_bytes, block.decode.activation_bytes) for block in graph.blocks]
+    if workspaces:
+        peaks = [peak + own for peak, own in zip(peaks, workspaces, strict=True)]
     return activation_bounds(graph.base_activation_bytes + max(peaks, default=0))
 
 
@@ -26,7 +35,7 @@ def runtime_bytes() -> tuple[int, int]:
 
 
 def inference_estimate(
-    weights_bytes: int, traced: ModelGraph, compute_dtype: FloatFormat
+    weights_bytes: int, traced: ModelGraph, compute_dtype: FloatFormat, workspaces: Sequence[int]
 ) -> InferenceEstimate:
     """Return what running takes on one device.
 
@@ -34,9 +43,10 @@ def inference_estimate(
         weights_bytes: In the format asked for.
         traced: Traced in a data type as wide as `compute_dtype`.
         compute_dtype: Of cache and activations.
+        workspaces: Per block, what its products allocate besides activations.
     """
     kv = kv_bytes(traced)
-    activations, runtime = activation_bytes(traced), runtime_bytes()
+    activations, runtime = activation_bytes(traced, workspaces), runtime_bytes()
     fixed = weights_bytes + kv
     return InferenceEstimate(
         compute_dtype=compute_dtype,

@@ -11,6 +11,7 @@ from placement_problems import make_device, make_inventory, make_link
 from sized_models import (
     BUFFER_BYTES,
     LAYER_PARAMS,
+    INNER,
     LAYERS,
     MAX_CONTEXT,
     NUM_PARAMS,
@@ -92,9 +93,10 @@ def test_quantized_formats_have_scales_and_unquantized_parts(reader: StandInRead
 def test_inference_at_batch_and_context(reader: StandInReader) -> None:
     found = estimate(reader)
     layer_kv = 2 * 2 * WIDTH * 64
-    activations = activation_bounds(2 * WIDTH * 64 + 4 * layer_kv)
-    assert (found.kv_bytes, found.activation_bytes) == (KV_BYTES, activations)
+    traced = 2 * WIDTH * 64 + 4 * layer_kv
+    assert (found.kv_bytes, found.activation_bytes) == (KV_BYTES, activation_bounds(traced))
     row = found.inference["nf4"]
+    activations = activation_bounds(traced + 2 * WIDTH * INNER)  # the largest weight, unpacked
     assert (row.compute_dtype, row.kv_bytes, row.activation_bytes) == ("bf16", KV_BYTES, activations)
     weights = found.formats["nf4"].total_bytes
     assert row.weights_bytes == weights

@@ -63,7 +63,9 @@ def check(problem: PlacementProblem, found: Solution | None, reference: Optimum 
     assert is_resident == reference.is_resident
     if reference.is_resident and problem.is_auto:
         assert quantized_bytes(problem, found.answer) == reference.best.quantized_bytes
-    assert found.step_ns <= best_ns * (1 if IS_EXACT else MAX_RATIO)
+    # Where rounding comes first, the time that is left to choose is not closed.
+    is_closed = IS_EXACT and not (reference.is_resident and problem.is_auto)
+    assert found.step_ns <= best_ns * (1 if is_closed else MAX_RATIO)
 
 
 @given(placement_problems())
