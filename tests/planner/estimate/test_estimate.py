@@ -10,8 +10,8 @@ import pytest
 from placement_problems import make_device, make_inventory, make_link
 from sized_models import (
     BUFFER_BYTES,
-    LAYER_PARAMS,
     INNER,
+    LAYER_PARAMS,
     LAYERS,
     MAX_CONTEXT,
     NUM_PARAMS,
