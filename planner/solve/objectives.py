@@ -54,7 +54,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def task(self, num_batches: int = 1) -> Task:
         """Return the solver's task with that many batches in flight."""
         chain = self.chain if num_batches == 1 else _with_batches(self.chain, num_batches)
-        return Task(chain, self.machine, self.constraints, self.phase, splits_experts=self.splits_experts)
+        return Task(
+            chain,
+            self.machine,
+            self.constraints,
+            self.phase,
+            splits_experts=self.splits_experts,
+            loads_first=self.objective is Objective.LOAD,
+        )
 
 
 def place_for(problem: Problem, deadline: Deadline | None = None) -> Placed | None:

@@ -25,6 +25,7 @@ class Task:
         constraints: The user's demands.
         phase: Which step the objective is about: `decode` or `prefill`.
         splits_experts: Whether experts may live apart from their block.
+        loads_first: Whether the time to load counts, which what streams from disk does not add to.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Task:
         phase: Objective,
         *,
         splits_experts: bool = False,
+        loads_first: bool = False,
     ) -> None:
         self.chain = chain
         self.machine = machine
         self.constraints = constraints
         self.phase = phase
         self.splits_experts = splits_experts
+        self.loads_first = loads_first
         self._times = {own: self._table(own) for own in (Objective.DECODE, Objective.PREFILL)}
         self._sources = _sources(chain)
         self._host_holds_all = _host_holds_all(chain, machine)
@@ -124,10 +127,11 @@ class Task:
         """Return the residencies that make sense for a block on a device.
 
         Where host memory holds all that could ever wait there, nothing streams from disk of its own accord:
-        the way from host memory is no slower, and nobody shares it who does not share the other too.
+        the way from host memory is no slower, and nobody shares it who does not share the other too. Only
+        loading is faster where weights stay on the disk.
         """
         allowed = self.constraints.residencies(self.chain, index)
-        if len(allowed) == 1 or not self._host_holds_all[self.machine.nodes[device]]:
+        if len(allowed) == 1 or self.loads_first or not self._host_holds_all[self.machine.nodes[device]]:
             return allowed
         if self.machine.feed(device, Residency.STREAM_HOST) is None:
             return allowed

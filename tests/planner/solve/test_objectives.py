@@ -192,3 +192,14 @@ def test_no_number_of_batches_is_faster_than_the_bound_of_throughput(drawn: Plac
     if placed is not None:
         assert placed.batches_in_flight <= len(own.machine.devices)
         assert placed.solution.lower_bound_ns <= min(times) <= placed.solution.step_ns
+
+
+def test_what_streams_from_disk_is_not_loaded_though_host_memory_would_hold_it() -> None:
+    chain = make_chain([LAYER] * 4)
+    budgets = {"node0/gpu0": 3 * LAYER}
+    fast = place_for(problem(chain, gpus(1), budgets))
+    quick = place_for(problem(chain, gpus(1), budgets, objective=Objective.LOAD))
+    assert fast is not None
+    assert quick is not None
+    assert load_ns(fast.task, fast.solution.answer) > load_ns(quick.task, quick.solution.answer) == 0
+    assert quick.solution.lower_bound_ns == 0
