@@ -11,6 +11,7 @@ from itertools import groupby
 import msgspec
 
 from bayplan.planner.block_owner import owning_block
+from bayplan.planner.solve.margins import activation_bounds
 from bayplan.schemas.graph import GraphBlock, ModelGraph
 from bayplan.schemas.plan import Plan, Workload, aligned_bytes
 from bayplan.schemas.problem import BlockForm, BlockRun, PlannedEdge
@@ -48,6 +49,26 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         """Number of blocks."""
         return len(self.ids)
+
+    def activation_bytes(self, peak_bytes: int) -> int:
+        """Return what a device is to reserve for activations whose most demanding block has this peak."""
+        return activation_bounds(self.base_activation_bytes + peak_bytes)[1]
+
+    def replica_bytes(self, start: int, index: int) -> int:
+        """Return bytes of tied storages that come on top where blocks from `start` on are joined by `index`.
+
+        Those that it uses, and that neither it nor any of the others holds already.
+        """
+        return sum(
+            tie.num_bytes
+            for tie in self.ties
+            if index in tie.positions[1:] and not any(start <= own < index for own in tie.positions)
+        )
+
+
+def peak_bytes(cost: BlockRun, form: BlockForm) -> int:
+    """Return what is alive at most while a block runs, beyond the chain's `base_activation_bytes`."""
+    return max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
 
 
 def chain_from_graph(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
+from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.feasible import is_feasible, quick_verdict
 from bayplan.planner.solve.infeasible import budgets_of
 from bayplan.planner.solve.machine import Machine, lies_in_host_memory
-from bayplan.planner.solve.margins import activation_bounds
 from bayplan.planner.solve.objectives import Problem
 from bayplan.schemas.certificate import Axis, Relaxation
 from bayplan.schemas.hardware import Disk, Inventory
@@ -201,11 +201,7 @@ def _whole_bytes(problem: Problem) -> int:
     """Return what one device needs at most that has every block, and a slot."""
     chain = problem.chain
     largest = max(form.parameter_bytes for cost in chain.costs for form in cost.forms)
-    activations = max(
-        max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
-        for cost in chain.costs
-        for form in cost.forms
-    )
+    activations = max(peak_bytes(cost, form) for cost in chain.costs for form in cost.forms)
     return (
         sum(
             max(form.parameter_bytes + form.buffer_bytes for form in cost.forms) + cost.kv_bytes
@@ -214,5 +210,5 @@ def _whole_bytes(problem: Problem) -> int:
         + sum(len(tie.positions) * tie.num_bytes for tie in chain.ties)
         + largest
         + chain.scratch_bytes
-        + activation_bounds(chain.base_activation_bytes + activations)[1]
+        + chain.activation_bytes(activations)
     )

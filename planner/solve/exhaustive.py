@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from bayplan.planner.solve.answer import Answer, Choice
-from bayplan.planner.solve.margins import activation_bounds
+from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.modes import SLOT_COUNTS
 from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.task import Task
@@ -147,12 +147,9 @@ def may_fit(task: Task, chosen: Sequence[Choice]) -> bool:
         used[choice.device] = used.get(choice.device, task.chain.scratch_bytes) + own
         if choice.streams:
             slot[choice.device] = max(slot.get(choice.device, 0), form.parameter_bytes)
-        peak = max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
-        activations[choice.device] = max(activations.get(choice.device, 0), peak)
+        activations[choice.device] = max(activations.get(choice.device, 0), peak_bytes(cost, form))
     return all(
-        num_bytes
-        + slot.get(device, 0)
-        + activation_bounds(task.chain.base_activation_bytes + activations[device])[1]
+        num_bytes + slot.get(device, 0) + task.chain.activation_bytes(activations[device])
         <= task.machine.budgets[device]
         for device, num_bytes in used.items()
     )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bayplan.planner.solve.answer import Answer, Choice
+from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts, in_flight_bytes, slot_bytes
-from bayplan.planner.solve.margins import activation_bounds
 from bayplan.planner.solve.split import dense_bytes, split_residencies
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.types import Residency
@@ -101,10 +101,7 @@ class Room:
         flights = sorted({0, *(way.flight_bytes for way in every)})
         self._rooms = list(product(slots, flights))
         self._levels = sorted({way.level for way in every})
-        activations = [
-            chain.scratch_bytes + activation_bounds(chain.base_activation_bytes + level)[1]
-            for level in self._levels
-        ]
+        activations = [chain.scratch_bytes + chain.activation_bytes(level) for level in self._levels]
         self._empty: Needs = np.array(
             [[slot + flight + own for own in activations] for slot, flight in self._rooms], dtype=np.int64
         )
@@ -138,11 +135,7 @@ class Room:
         if not total.size:
             return
         for index in range(start, len(task.chain)):
-            always = task.chain.costs[index].kv_bytes + sum(
-                tie.num_bytes
-                for tie in task.chain.ties
-                if index in tie.positions[1:] and not any(start <= p < index for p in tie.positions)
-            )
+            always = task.chain.costs[index].kv_bytes + task.chain.replica_bytes(start, index)
             total = np.minimum(total + self._needs[index] + always, _IMPOSSIBLE)
             if int(total.min()) > budget:
                 return
@@ -152,10 +145,9 @@ class Room:
         """Yield how the block at `index` can be had on the device."""
         task, device = self._task, self._device
         cost = task.chain.costs[index]
-        activations = max(cost.prefill_activation_bytes, cost.decode_activation_bytes)
         tiers = (Residency.RESIDENT, Residency.STREAM_DISK, *((Residency.STREAM_HOST,) * self._may_wait))
         for number, form in enumerate(cost.forms):
-            level = activations + form.workspace_bytes
+            level = peak_bytes(cost, form)
             for residency in tiers:
                 choice = Choice(device=device, residency=residency, form=number)
                 if task.may(index, choice):

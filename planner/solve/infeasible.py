@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.chain import Chain, peak_bytes
 from bayplan.planner.solve.constraints import Constraints
 from bayplan.planner.solve.feasible import is_feasible
 from bayplan.planner.solve.fitting import leanest_answer
 from bayplan.planner.solve.machine import Machine
-from bayplan.planner.solve.margins import activation_bounds
 from bayplan.planner.solve.objectives import Problem
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.errors import BayplanError, Infeasible, first_and_more
@@ -236,12 +235,9 @@ def _needed_alone(task: Task, index: int) -> tuple[int, BlockForm]:
     Its weights are there while it computes, wherever they are between two visits.
     """
     chain, cost = task.chain, task.chain.costs[index]
-    activations = max(cost.prefill_activation_bytes, cost.decode_activation_bytes)
     found = [
         (
-            form.parameter_bytes
-            + form.buffer_bytes
-            + activation_bounds(chain.base_activation_bytes + activations + form.workspace_bytes)[1],
+            form.parameter_bytes + form.buffer_bytes + chain.activation_bytes(peak_bytes(cost, form)),
             number,
         )
         for number, form in enumerate(cost.forms)

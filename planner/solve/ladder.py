@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from bayplan.planner.solve.margins import activation_bounds
+from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.task import Task
 
 MAX_RUNGS = 12
@@ -53,5 +53,4 @@ class Ladder:
     def _exact(self, index: int, form: int) -> int:
         chain = self._task.chain
         cost = chain.costs[index]
-        own = max(cost.prefill_activation_bytes, cost.decode_activation_bytes)
-        return activation_bounds(chain.base_activation_bytes + own + cost.forms[form].workspace_bytes)[1]
+        return chain.activation_bytes(peak_bytes(cost, cost.forms[form]))

@@ -5,9 +5,8 @@ Every block in its first form. What several devices need together is for the sol
 
 from __future__ import annotations
 
-from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.chain import Chain, peak_bytes
 from bayplan.planner.solve.constraints import Constraints
-from bayplan.planner.solve.margins import activation_bounds
 from bayplan.schemas.types import Residency
 
 
@@ -22,13 +21,9 @@ def least_budget_bytes(chain: Chain, constraints: Constraints, *, can_stream: bo
     forms = [cost.forms[0] for cost in chain.costs]
     always = (
         sum(form.buffer_bytes + cost.kv_bytes for form, cost in zip(forms, chain.costs, strict=True))
-        + activation_bounds(
-            chain.base_activation_bytes
-            + max(
-                max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
-                for form, cost in zip(forms, chain.costs, strict=True)
-            )
-        )[1]
+        + chain.activation_bytes(
+            max(peak_bytes(cost, form) for form, cost in zip(forms, chain.costs, strict=True))
+        )
         + chain.scratch_bytes
     )
     sizes = [form.parameter_bytes for form in forms]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bayplan.planner.solve.answer import Answer
-from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.chain import Chain, peak_bytes
 from bayplan.planner.solve.experts import ExpertsResidency, in_flight_bytes
 from bayplan.planner.solve.experts import slot_bytes as expert_slot_bytes
 from bayplan.planner.solve.margins import activation_bounds, runtime_bounds
@@ -90,12 +90,7 @@ def cache_bytes(task: Task, answer: Answer, blocks: Sequence[int]) -> int:
 def activation_bytes(task: Task, answer: Answer, blocks: Sequence[int]) -> int:
     """Return what is alive at most while one of `blocks` runs, besides weights and cache."""
     return task.chain.base_activation_bytes + max(
-        max(
-            task.chain.costs[index].prefill_activation_bytes,
-            task.chain.costs[index].decode_activation_bytes,
-        )
-        + task.form(index, answer).workspace_bytes
-        for index in blocks
+        peak_bytes(task.chain.costs[index], task.form(index, answer)) for index in blocks
     )
 
 

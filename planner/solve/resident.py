@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from bayplan.planner.solve.answer import Answer, Choice
-from bayplan.planner.solve.margins import activation_bounds
+from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.types import Residency
 
@@ -93,15 +93,10 @@ def stretches(task: Task, device: int, start: int, budget: int) -> Iterator[Stre
         number = constraints.forms(chain, index)[0]
         form = cost.forms[number]
         weights += form.parameter_bytes + form.buffer_bytes + cost.kv_bytes
-        weights += sum(
-            tie.num_bytes
-            for tie in chain.ties
-            if index in tie.positions[1:] and not any(start <= p < index for p in tie.positions)
-        )
-        own = max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
-        activations = max(activations, own)
+        weights += chain.replica_bytes(start, index)
+        activations = max(activations, peak_bytes(cost, form))
         time_ns += task.compute_ns(index, number, device)
-        used = weights + chain.scratch_bytes + activation_bounds(chain.base_activation_bytes + activations)[1]
+        used = weights + chain.scratch_bytes + chain.activation_bytes(activations)
         if used > budget:
             return
         yield Stretch(device=device, start=start, stop=index + 1, compute_ns=time_ns, used_bytes=used)
