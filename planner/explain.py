@@ -14,6 +14,7 @@ from bayplan.planner.explain_device import WITHOUT_PINS, Answered, explain_devic
 from bayplan.planner.replan import answer_from_plan, budgets_of_plan, problem_from_plan
 from bayplan.planner.solve.answer import Answer
 from bayplan.planner.solve.enough import with_machine
+from bayplan.planner.solve.machine import with_node
 from bayplan.planner.solve.objectives import Problem, place_for
 from bayplan.planner.solve.placement import RELATIVE_GAP
 from bayplan.planner.solve_again import Again, value_ns, value_of
@@ -25,7 +26,7 @@ from bayplan.schemas.explanation import (
     HostExplanation,
     RateExplanation,
 )
-from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.hardware import Inventory, Node
 from bayplan.schemas.plan import Plan
 from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import Objective, Residency, SolverStatus
@@ -121,7 +122,7 @@ def _questions(plan: Plan, problem: Problem, answer: Answer) -> Iterator[Questio
             and problem.machine.feed(index, Residency.STREAM_HOST) is not None
             for index in range(len(problem.machine.devices))
         ):
-            more_host = partial(with_machine, problem, _more_host(inventory, node.id), budgets)
+            more_host = partial(with_machine, problem, _more_host(inventory, node), budgets)
             yield node.id, None if task.host_holds_all(place) else more_host
     streams = any(choice.streams or choice.experts is not None for choice in answer.choices)
     if inventory.links and (streams or len({choice.device for choice in answer.choices}) > 1):
@@ -137,20 +138,14 @@ def _questions(plan: Plan, problem: Problem, answer: Answer) -> Iterator[Questio
         yield WITHOUT_PINS, partial(msgspec.structs.replace, problem, constraints=constraints)
 
 
-def _more_host(inventory: Inventory, node_id: str) -> Inventory:
-    nodes = tuple(
-        msgspec.structs.replace(
-            node,
-            host_memory_bytes=node.host_memory_bytes + MORE_BYTES,
-            pinned_memory_bytes=None
-            if node.pinned_memory_bytes is None
-            else node.pinned_memory_bytes + MORE_BYTES,
-        )
-        if node.id == node_id
-        else node
-        for node in inventory.nodes
+def _more_host(inventory: Inventory, node: Node) -> Inventory:
+    pinned = node.pinned_memory_bytes
+    larger = msgspec.structs.replace(
+        node,
+        host_memory_bytes=node.host_memory_bytes + MORE_BYTES,
+        pinned_memory_bytes=None if pinned is None else pinned + MORE_BYTES,
     )
-    return msgspec.structs.replace(inventory, nodes=nodes)
+    return with_node(inventory, larger)
 
 
 def _faster_links(inventory: Inventory) -> Inventory:

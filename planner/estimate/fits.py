@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-import msgspec
-
 from bayplan.planner.estimate.resident import fits_resident
 from bayplan.planner.hardware.budget import device_budgets
 from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.machine import without_id
 from bayplan.schemas.estimate import FitDevice, FormatFit
 from bayplan.schemas.hardware import Device, Inventory
 from bayplan.schemas.types import Backend, DeviceId
@@ -95,7 +94,7 @@ class Fitter:
         found = []
         for device in self._inventory.devices:
             node = device.id.partition("/")[0]
-            alike = node, msgspec.structs.replace(device, id="any/any")
+            alike = node, without_id(device)
             if alike not in answers:
                 answers[alike] = self._fits(chain, (device.id,))
             if answers[alike]:

@@ -18,7 +18,7 @@ from bayplan.planner.solve.ledger import shortages
 from bayplan.planner.solve.machine import STREAM_TIERS
 from bayplan.planner.solve.spacing import Spacing, even_places
 from bayplan.planner.solve.task import Task
-from bayplan.schemas.types import Backend, Residency
+from bayplan.schemas.types import Residency
 
 
 def lean_answers(task: Task, devices: frozenset[int], *, can_stream: bool) -> Iterator[Answer]:
@@ -70,8 +70,7 @@ def shares(task: Task, devices: frozenset[int], tier: Residency) -> Answer | Non
         tier: Whence blocks stream.
     """
     machine, costs = task.machine, task.chain.costs
-    fast = [device for device in sorted(devices) if machine.devices[device].backend is not Backend.CPU]
-    used = fast or sorted(devices)
+    used = sorted(devices & machine.accelerators or devices)
     forms = [_smallest_form(task, index) for index in range(len(costs))]
     sizes = [
         cost.forms[form].parameter_bytes + cost.kv_bytes for cost, form in zip(costs, forms, strict=True)

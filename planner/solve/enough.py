@@ -13,10 +13,10 @@ import msgspec
 from bayplan.planner.solve.chain import peak_bytes
 from bayplan.planner.solve.feasible import is_feasible, quick_verdict
 from bayplan.planner.solve.infeasible import budgets_of
-from bayplan.planner.solve.machine import Machine, lies_in_host_memory
+from bayplan.planner.solve.machine import Machine, lies_in_host_memory, with_node, without_id
 from bayplan.planner.solve.objectives import Problem
 from bayplan.schemas.certificate import Axis, Relaxation
-from bayplan.schemas.hardware import Disk, Inventory
+from bayplan.schemas.hardware import Disk, Inventory, Node
 from bayplan.schemas.types import DeviceId, NumBytes
 
 COARSE_BYTES = 2**20
@@ -39,11 +39,11 @@ def machine_relaxations(problem: Problem, fixed: Collection[DeviceId]) -> Iterat
         found = _device_memory(problem, device.id, alike)
         yield found
     for node in inventory.nodes:
-        yield _host_memory(problem, node.id, fixed)
+        yield _host_memory(problem, node, fixed)
         if node.pinned_memory_bytes is not None and not problem.constraints.no_spill:
-            yield _pinned_memory(problem, node.id, node.pinned_memory_bytes)
+            yield _pinned_memory(problem, node, node.pinned_memory_bytes)
         if node.disk is None and not problem.constraints.no_spill:
-            yield _disk(problem, node.id)
+            yield _disk(problem, node)
     if problem.constraints.no_spill:
         yield _streaming(problem)
 
@@ -116,7 +116,7 @@ def _device_memory(problem: Problem, device_id: DeviceId, alike: dict[object, Re
 
     search = _Search(changed)
     node = device_id.partition("/")[0]
-    key = node, msgspec.structs.replace(device, id="any/any"), given
+    key = node, without_id(device), given
     known = alike.get(key)
     found: tuple[int, int] | None = None
     if known is not None and isinstance(known.enough, int) and isinstance(known.too_little, int):
@@ -130,59 +130,47 @@ def _device_memory(problem: Problem, device_id: DeviceId, alike: dict[object, Re
     return relaxation
 
 
-def _host_memory(problem: Problem, node_id: str, fixed: Collection[DeviceId]) -> Relaxation:
+def _host_memory(problem: Problem, node: Node, fixed: Collection[DeviceId]) -> Relaxation:
     """Return the least memory of one node; devices that lie in it grow with it."""
     inventory, budgets = problem.machine.inventory, budgets_of(problem.machine)
-    given = next(node.host_memory_bytes for node in inventory.nodes if node.id == node_id)
+    given = node.host_memory_bytes
     inside = {
         device.id
         for device in inventory.devices
-        if lies_in_host_memory(device) and device.id.partition("/")[0] == node_id
+        if lies_in_host_memory(device) and device.id.partition("/")[0] == node.id
     }
 
     def changed(amount: int) -> Problem:
         more = amount - given
-        nodes = tuple(
-            msgspec.structs.replace(node, host_memory_bytes=amount) if node.id == node_id else node
-            for node in inventory.nodes
-        )
+        larger = msgspec.structs.replace(node, host_memory_bytes=amount)
         grown = {
             device: budget + (more if device in inside and device not in fixed else 0)
             for device, budget in budgets.items()
         }
-        return with_machine(problem, msgspec.structs.replace(inventory, nodes=nodes), grown)
+        return with_machine(problem, with_node(inventory, larger), grown)
 
     most = given + _whole_bytes(problem)
     found = _Search(changed).least(given, most)
-    return _relaxation(Axis.HOST_MEMORY, node_id, given, found, tried=most)
+    return _relaxation(Axis.HOST_MEMORY, node.id, given, found, tried=most)
 
 
-def _pinned_memory(problem: Problem, node_id: str, given: NumBytes) -> Relaxation:
+def _pinned_memory(problem: Problem, node: Node, given: NumBytes) -> Relaxation:
     inventory, budgets = problem.machine.inventory, budgets_of(problem.machine)
 
     def changed(amount: int) -> Problem:
-        nodes = tuple(
-            msgspec.structs.replace(node, pinned_memory_bytes=amount) if node.id == node_id else node
-            for node in inventory.nodes
-        )
-        return with_machine(problem, msgspec.structs.replace(inventory, nodes=nodes), budgets)
+        larger = msgspec.structs.replace(node, pinned_memory_bytes=amount)
+        return with_machine(problem, with_node(inventory, larger), budgets)
 
     most = given + _whole_bytes(problem)
     found = _Search(changed).least(given, most)
-    return _relaxation(Axis.PINNED_MEMORY, node_id, given, found, tried=most)
+    return _relaxation(Axis.PINNED_MEMORY, node.id, given, found, tried=most)
 
 
-def _disk(problem: Problem, node_id: str) -> Relaxation:
-    inventory = problem.machine.inventory
-    nodes = tuple(
-        msgspec.structs.replace(node, disk=_ANY_DISK) if node.id == node_id else node
-        for node in inventory.nodes
-    )
-    changed = with_machine(
-        problem, msgspec.structs.replace(inventory, nodes=nodes), budgets_of(problem.machine)
-    )
+def _disk(problem: Problem, node: Node) -> Relaxation:
+    inventory = with_node(problem.machine.inventory, msgspec.structs.replace(node, disk=_ANY_DISK))
+    changed = with_machine(problem, inventory, budgets_of(problem.machine))
     enough = "a disk" if is_feasible(changed.task()) else None
-    return Relaxation(axis=Axis.DISK, subject=node_id, enough=enough)
+    return Relaxation(axis=Axis.DISK, subject=node.id, enough=enough)
 
 
 def _streaming(problem: Problem) -> Relaxation:

@@ -38,6 +38,7 @@ class Machine:
         inventory: What it was made of.
         devices: Those with a budget above zero, in chain order.
         budgets: In bytes, per device.
+        accelerators: Index of every device that is no CPU.
         nodes: Index into the inventory's nodes, per device.
         host_budgets: Host memory that a placement may take, in bytes, per node of the inventory.
         pinned_budgets: Of it, what may wait there for devices, in bytes, per node.
@@ -47,6 +48,9 @@ class Machine:
         self.inventory = inventory
         self.devices = tuple(device for device in inventory.devices if budgets[device.id] > 0)
         self.budgets = tuple(budgets[device.id] for device in self.devices)
+        self.accelerators = frozenset(
+            index for index, device in enumerate(self.devices) if device.backend is not Backend.CPU
+        )
         node_ids = [node.id for node in inventory.nodes]
         self.nodes = tuple(node_ids.index(device.id.partition("/")[0]) for device in self.devices)
         self.host_budgets = tuple(_host_budget(node, inventory, budgets) for node in inventory.nodes)
@@ -128,6 +132,17 @@ class Machine:
 def lies_in_host_memory(device: Device) -> bool:
     """Whether the device's bytes are its host's."""
     return device.backend is Backend.CPU or device.shares_host_memory
+
+
+def without_id(device: Device) -> Device:
+    """Return what devices that are alike have in common."""
+    return msgspec.structs.replace(device, id="any/any")
+
+
+def with_node(inventory: Inventory, node: Node) -> Inventory:
+    """Return `inventory` with `node` in place of the one that has its name."""
+    nodes = tuple(node if node.id == other.id else other for other in inventory.nodes)
+    return msgspec.structs.replace(inventory, nodes=nodes)
 
 
 def _host_budget(node: Node, inventory: Inventory, budgets: Mapping[DeviceId, NumBytes]) -> int:

@@ -16,7 +16,7 @@ from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.machine import Machine
-from bayplan.planner.solve.placement import SearchOptions, Solution, accelerators, place
+from bayplan.planner.solve.placement import SearchOptions, Solution, place
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.types import Objective
@@ -117,7 +117,7 @@ def _familiar(task: Task, fastest: Solution, objective: Objective) -> Solution:
     """
     chosen = balanced_answer if objective is Objective.BALANCED else sequential_answer
     answer: Answer | None = None
-    for only in (accelerators(task), frozenset(range(len(task.machine.devices)))):
+    for only in (task.machine.accelerators, frozenset(range(len(task.machine.devices)))):
         if answer is None and only:
             answer = chosen(task, only)
     if answer is None:

@@ -22,7 +22,7 @@ from bayplan.planner.solve.resident import resident_answer
 from bayplan.planner.solve.spacing import arrangements
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import paced_step_ns
-from bayplan.schemas.types import Backend, BoundClass, SolverStatus
+from bayplan.schemas.types import BoundClass, SolverStatus
 
 RELATIVE_GAP = 5e-4
 """Share by which the program's answer may be from its optimum."""
@@ -78,19 +78,13 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.loads_first or self.num_batches > 1
 
 
-def accelerators(task: Task) -> frozenset[int]:
-    """Return the devices that are none of the CPUs."""
-    devices = task.machine.devices
-    return frozenset(index for index, device in enumerate(devices) if device.backend is not Backend.CPU)
-
-
 def place(task: Task, options: SearchOptions | None = None) -> Solution | None:
     """Return the best placement of `task`, or None if none satisfies the constraints."""
     asked = options or SearchOptions()
     everything = frozenset(range(len(task.machine.devices)))
     if not everything:
         return None
-    only = accelerators(task) or everything
+    only = task.machine.accelerators or everything
     if not any(task.constraints.must_stream(index) for index in range(len(task.chain))):
         found = _resident(task, only, asked)
         if found is None and task.constraints.no_spill and only != everything:

@@ -21,7 +21,7 @@ from bayplan.planner.solve.modes import GIBIBYTE, MILLISECOND, Counts, Rounding,
 from bayplan.planner.solve.moves import Before, Keeper, Limits, moved_bytes
 from bayplan.planner.solve.nearest import Nearest
 from bayplan.planner.solve.objectives import Placed, Problem
-from bayplan.planner.solve.placement import MAX_SIMULATIONS, RELATIVE_GAP, ROUNDINGS, accelerators
+from bayplan.planner.solve.placement import MAX_SIMULATIONS, RELATIVE_GAP, ROUNDINGS
 from bayplan.planner.solve.predict import load_ns
 from bayplan.planner.solve.program import PlacementProgram
 from bayplan.planner.solve.spacing import Spacing, even_places
@@ -80,7 +80,7 @@ def limits_of(problem: Problem, best: Placed) -> Limits:
     answer = solution.answer
     is_resident = solution.bound_class is BoundClass.CONTIGUOUS_RESIDENT
     everything = frozenset(range(len(task.machine.devices)))
-    fast = accelerators(task)
+    fast = task.machine.accelerators
     has_room = is_resident and all(choice.device in fast for choice in answer.choices)
     quantized_bytes = sum(task.form(index, answer).quantized_bytes for index in range(len(task.chain)))
     return Limits(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from bayplan.planner.solve.draft import Draft
-from bayplan.planner.solve.machine import STREAM_TIERS, Machine
-from bayplan.schemas.hardware import Device
+from bayplan.planner.solve.machine import STREAM_TIERS, Machine, without_id
 
 
 def add_symmetry(draft: Draft) -> None:
@@ -41,7 +38,7 @@ def add_symmetry(draft: Draft) -> None:
 def are_alike(machine: Machine, one: int, other: int) -> bool:
     """Return whether two devices may change places in any placement: rates, budgets and ways are equal."""
     devices = machine.devices
-    if _without_id(devices[one]) != _without_id(devices[other]) or machine.nodes[one] != machine.nodes[other]:
+    if without_id(devices[one]) != without_id(devices[other]) or machine.nodes[one] != machine.nodes[other]:
         return False
     if machine.budgets[one] != machine.budgets[other]:
         return False
@@ -55,7 +52,3 @@ def are_alike(machine: Machine, one: int, other: int) -> bool:
         for device in rest
         for size in sizes
     )
-
-
-def _without_id(device: Device) -> Device:
-    return msgspec.structs.replace(device, id="any/any")

@@ -36,6 +36,10 @@ def test_devices_without_a_budget_are_left_out() -> None:
     assert own.budgets == (7, 2**40)
 
 
+def test_accelerators_are_what_is_no_cpu() -> None:
+    assert machine(make_inventory([GPU, CPU, OTHER])).accelerators == frozenset({0, 2})
+
+
 def test_each_device_has_its_node() -> None:
     assert machine(two_nodes()).nodes == (0, 0, 1)
 

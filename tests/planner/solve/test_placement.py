@@ -17,7 +17,7 @@ from placement_problems import (
 
 from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.machine import Machine
-from bayplan.planner.solve.placement import SearchOptions, Solution, accelerators, bound_ns, place
+from bayplan.planner.solve.placement import SearchOptions, Solution, bound_ns, place
 from bayplan.planner.solve.predict import load_ns
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.hardware import Inventory
@@ -65,11 +65,6 @@ def test_what_fits_stays_and_is_proven() -> None:
         status=SolverStatus.OPTIMAL,
     )
     assert word(found(layers(4, 4))) == "0s 0s 0s 0s"
-
-
-def test_accelerators_are_what_is_no_cpu() -> None:
-    inventory = make_inventory([make_device("gpu0"), make_device("cpu0"), make_device("gpu1")])
-    assert accelerators(make_task(make_chain([LAYER]), inventory)) == frozenset({0, 2})
 
 
 def with_cpu(room: int, cpu_room: int, *, cpu_rate: int = 100 * GIGA) -> tuple[Inventory, dict[str, int]]:
