@@ -8,7 +8,7 @@ at its fastest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from bayplan.planner.solve.answer import Answer, Choice
@@ -117,17 +117,22 @@ class Exhaustive:
 
     def _try(self, choices: tuple[Choice, ...]) -> None:
         """Look at a whole placement with every number of slots."""
-        streaming = sorted({choice.device for choice in choices if choice.streams})
-        for numbers in product(SLOT_COUNTS, repeat=len(streaming)):
+        for answer in with_every_slots(choices, len(self._task.machine.devices)):
             self._left -= 1
-            num_slots = [1] * len(self._task.machine.devices)
-            for device, number in zip(streaming, numbers, strict=True):
-                num_slots[device] = number
-            answer = Answer(choices=choices, num_slots=tuple(num_slots))
             rank = self._polisher.rank(answer)
             assert self._best is not None
             if rank is not None and rank < self._best[0]:
                 self._best = rank, answer
+
+
+def with_every_slots(choices: tuple[Choice, ...], num_devices: int) -> Iterator[Answer]:
+    """Yield a whole placement with every number of slots on the devices that stream."""
+    streaming = sorted({choice.device for choice in choices if choice.streams})
+    for numbers in product(SLOT_COUNTS, repeat=len(streaming)):
+        num_slots = [1] * num_devices
+        for device, number in zip(streaming, numbers, strict=True):
+            num_slots[device] = number
+        yield Answer(choices=choices, num_slots=tuple(num_slots))
 
 
 def may_fit(task: Task, chosen: Sequence[Choice]) -> bool:

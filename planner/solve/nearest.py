@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from itertools import product
 
-import msgspec
-
 from bayplan.planner.solve.answer import Answer, Choice
-from bayplan.planner.solve.exhaustive import MAX_STEPS, may_fit
-from bayplan.planner.solve.modes import SLOT_COUNTS
+from bayplan.planner.solve.exhaustive import MAX_STEPS, may_fit, with_every_slots
 from bayplan.planner.solve.moves import Keeper
 from bayplan.planner.solve.polish import Rank
 from bayplan.planner.solve.task import Task
@@ -90,14 +87,8 @@ class Nearest:
     def _try(self, choices: tuple[Choice, ...]) -> None:
         """Look at a whole placement with every number of slots."""
         assert self._best is not None
-        streaming = sorted({choice.device for choice in choices if choice.streams})
-        answer = Answer(choices=choices, num_slots=(1,) * len(self._task.machine.devices))
-        for numbers in product(SLOT_COUNTS, repeat=len(streaming)):
+        for answer in with_every_slots(choices, len(self._task.machine.devices)):
             self._left -= 1
-            num_slots = list(answer.num_slots)
-            for device, number in zip(streaming, numbers, strict=True):
-                num_slots[device] = number
-            other = msgspec.structs.replace(answer, num_slots=tuple(num_slots))
-            rank = self._keeper.rank(other)
+            rank = self._keeper.rank(answer)
             if rank is not None and rank < self._best[0]:
-                self._best = rank, other
+                self._best = rank, answer

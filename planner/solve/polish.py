@@ -77,26 +77,32 @@ class Polisher:
             answer: Where to begin.
             good_enough_ns: Time at which nothing can be gained any more.
         """
-        best_rank = self.rank(answer)
-        assert best_rank is not None, "only a placement that works can be improved"
         # First with the next block of the same size, then with any on the device: there are many of those.
         for reach in (1, len(answer.choices)):
             is_better = True
             while is_better:
                 is_better = False
                 for index in range(-1, len(answer.choices)):
-                    for other in self._changed(answer, index, reach):
-                        if (
-                            self._left <= 0
-                            or best_rank[self._rounds_least] <= good_enough_ns
-                            or self._deadline.must_end()
-                        ):
-                            return answer
-                        rank = self.rank(other)
-                        if rank is not None and rank < best_rank:
-                            answer, best_rank, is_better = other, rank, True
-                            break
+                    found = self._better(answer, self._changed(answer, index, reach), good_enough_ns)
+                    if found is not None:
+                        answer, is_better = found, True
         return answer
+
+    def _better(self, answer: Answer, changed: Iterable[Answer], good_enough_ns: int) -> Answer | None:
+        """Return the first of `changed` that is better than `answer`; None: none, or the search is to end."""
+        best_rank = self.rank(answer)
+        assert best_rank is not None, "only a placement that works can be improved"
+        for other in changed:
+            if (
+                self._left <= 0
+                or best_rank[self._rounds_least] <= good_enough_ns
+                or self._deadline.must_end()
+            ):
+                return None
+            rank = self.rank(other)
+            if rank is not None and rank < best_rank:
+                return other
+        return None
 
     def _changed(self, answer: Answer, index: int, reach: int) -> Iterator[Answer]:
         """Yield placements that differ by one change about the block at `index`; -1: in the slots."""

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from bayplan.planner.solve.answer import Choice
-from bayplan.planner.solve.cuts import Cut
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.draft import Draft
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts
 from bayplan.planner.solve.integer_program import MAX_NODES, End, Found
 from bayplan.planner.solve.memory_rows import add_hosts, add_memory, add_slots, reads_at_load
 from bayplan.planner.solve.modes import GIBIBYTE, Counts, Mode, Rounding, Stage, Term
-from bayplan.planner.solve.segments import Segment
 from bayplan.planner.solve.split import split_residencies, split_visit
 from bayplan.planner.solve.symmetry import add_symmetry
 from bayplan.planner.solve.task import Task
@@ -64,16 +62,6 @@ class PlacementProgram:
     def kinds(self) -> tuple[int, ...]:
         """Kind of each block."""
         return self._draft.kinds
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Stretches of kinds that repeat."""
-        return self._draft.segments
-
-    @property
-    def cuts(self) -> list[Cut]:
-        """Where each device but the last ends."""
-        return self._draft.cuts
 
     @property
     def time(self) -> int:
