@@ -23,7 +23,7 @@ from bayplan.planner.options import PlanOptions
 from bayplan.planner.present.map_notes import map_notes
 from bayplan.planner.previous import moved_note, placement_before, unchanged_or
 from bayplan.planner.ready import Ready, get_ready
-from bayplan.planner.relaxations import Asked, certified
+from bayplan.planner.relaxations import certified
 from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.infeasible import NoPlacement, infeasible
@@ -33,7 +33,7 @@ from bayplan.planner.solve.objectives import place_for
 from bayplan.planner.solve.predict import predict
 from bayplan.planner.solve.stability import keep
 from bayplan.schemas.errors import BayplanError, Infeasible, PlanFormatError, UsageError
-from bayplan.schemas.features import may_split
+from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
@@ -128,16 +128,7 @@ def make_plan(model: str, options: PlanOptions, progress: Progress | None = None
     try:
         plan = solve_ready(ready)
     except NoPlacement as error:
-        asked = Asked(
-            options=options,
-            read=ready.read,
-            request=ready.request,
-            max_memory=ready.max_memory,
-            left_out=ready.left_out,
-            pins=ready.pins,
-            reread=read_model,
-        )
-        raise certified(error, asked, progress) from None
+        raise certified(error, ready, read_model, progress) from None
     notes: tuple[str, ...] = ()
     if options.previous is not None:
         notes = (moved_note(plan, options.previous),)
@@ -194,7 +185,7 @@ def solve(
         objective=objective,
         generates=read.graph.generates,
         is_auto=options.format == AUTO,
-        splits_experts=may_split(inventory),
+        splits_experts=may_plan(Feature.SPLIT_EXPERTS, inventory),
         time_limit_s=options.time_limit_s,
     )
     deadline = Deadline(options.time_limit_s)

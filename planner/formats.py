@@ -83,7 +83,7 @@ def planned_forms(read: ReadModel, request: FormatRequest) -> PlannedForms:
         UsageError: A format has the name of another one, which the checkpoint is quantized in.
     """
     assert request.plain in (None, read.dtype), f"the model was read in {read.dtype}"
-    names = _choice_names(read, request)
+    names = choice_names(read, request)
     check_rules(read, request, names)
     decided: set[FormatRule] = set()
     choices = tuple(_choice(read, request, name, decided) for name in names)
@@ -139,11 +139,11 @@ def plan_formats(
     return used_formats(held, names, {}), rules_for(held, names, default), names
 
 
-def _choice_names(read: ReadModel, request: FormatRequest) -> tuple[str, ...]:
-    own = read.dtype if read.scheme is None else read.scheme.name
+def choice_names(read: ReadModel, request: FormatRequest) -> tuple[str, ...]:
+    """Return the names of the formats that blocks may be in."""
     if request.is_auto and read.scheme is None:
-        return (own, *AUTO_FORMATS)
-    return request.names or (own,)
+        return (read.own_format, *AUTO_FORMATS)
+    return request.names or (read.own_format,)
 
 
 def _choice(read: ReadModel, request: FormatRequest, name: str, decided: set[FormatRule]) -> PlannedForm:

@@ -17,8 +17,9 @@ from bayplan.planner.block_forms import block_forms
 from bayplan.planner.format_choice import AUTO, AUTO_FORMATS, parse_request
 from bayplan.planner.formats import planned_forms
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.ready import Ready, get_ready, runs_only_own_format
+from bayplan.planner.ready import Ready, get_ready
 from bayplan.schemas.errors import Infeasible, UsageError
+from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.frontier import Frontier, FrontierPoint, LeftOut, PointRequest, Without
 from bayplan.schemas.plan import Format, Plan
 from bayplan.schemas.progress import Progress, untold
@@ -194,7 +195,7 @@ def _formats(ready: Ready) -> tuple[str, ...]:
     if asked is not None and asked != AUTO:
         names = ready.request.names
         return (*names, ",".join(names)) if len(names) > 1 else names
-    if ready.read.scheme is not None or runs_only_own_format(ready.inventory):
+    if ready.read.scheme is not None or not may_plan(Feature.QUANTIZED, ready.inventory):
         return (OWN,)
     return OWN, AUTO, *AUTO_FORMATS, ",".join((ready.read.dtype, *AUTO_FORMATS))
 
@@ -244,9 +245,8 @@ def _point(request: PointRequest, ready: Ready, plan: Plan) -> Point:
 
 def _rounded_bytes(ready: Ready, plan: Plan) -> tuple[int, int, int]:
     """Return the bytes that a plan rounds, those that it rounds to four bits, and all, in the own format."""
-    own = ready.read.dtype if ready.read.scheme is None else ready.read.scheme.name
     asked = AUTO_FORMATS if ready.request.is_auto else ready.request.names
-    names = tuple(dict.fromkeys((own, *asked)))
+    names = tuple(dict.fromkeys((ready.read.own_format, *asked)))
     request = msgspec.structs.replace(ready.request, names=names, is_auto=False)
     every = block_forms(planned_forms(ready.read, request), ready.read.workload)
     rounded = to_four_bits = 0

@@ -19,7 +19,7 @@ from bayplan.planner.options import PlanOptions
 from bayplan.planner.pins import parse_pins
 from bayplan.planner.previous import check_objective
 from bayplan.schemas.errors import UsageError, first_names
-from bayplan.schemas.features import NOT_YET_RUN, Feature
+from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Backend, DeviceId
@@ -72,7 +72,7 @@ def get_ready(options: PlanOptions, read_model: Callable[[PlanOptions], ReadMode
     read = read_model(options)
     if read.obstacle is not None:
         raise read.obstacle.error()
-    left_out = _cannot_run(inventory) if inventory.source != "declared" else ()
+    left_out = _cannot_run(inventory)
     reading = asked_map(options, read.graph.blocks, inventory, left_out)
     if reading is not None and not options.free:
         pins = (*pins_of(reading), *pins)
@@ -98,11 +98,6 @@ def get_ready(options: PlanOptions, read_model: Callable[[PlanOptions], ReadMode
     )
 
 
-def runs_only_own_format(inventory: Inventory) -> bool:
-    """Whether the planner itself chooses no quantized format for this inventory, since none would run."""
-    return inventory.source != "declared" and Feature.QUANTIZED in NOT_YET_RUN
-
-
 def _check_time_limit(limit_s: float | None) -> None:
     if limit_s is not None and not limit_s > 0:
         raise UsageError(
@@ -115,7 +110,7 @@ def _check_time_limit(limit_s: float | None) -> None:
 
 def _runnable(request: FormatRequest, inventory: Inventory) -> FormatRequest:
     """Return `request`; for this machine `auto` chooses only among what this version runs."""
-    if request.is_auto and runs_only_own_format(inventory):
+    if request.is_auto and not may_plan(Feature.QUANTIZED, inventory):
         return msgspec.structs.replace(request, names=(), is_auto=False)
     return request
 
@@ -139,7 +134,7 @@ def _check_unused(
 
 
 def _cannot_run(inventory: Inventory) -> tuple[DeviceId, ...]:
-    """Return the devices of this machine that this version's executor does not run."""
-    if Feature.ACCELERATOR not in NOT_YET_RUN:
+    """Return the devices of this machine that this version does not run on; of a declared one, none."""
+    if may_plan(Feature.ACCELERATOR, inventory):
         return ()
     return tuple(device.id for device in inventory.devices if device.backend != Backend.CPU)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from bayplan.planner.format_choice import AUTO_FORMATS, FormatRequest, parse_request
-from bayplan.planner.formats import planned_forms
+from bayplan.planner.formats import choice_names, planned_forms
 from bayplan.planner.model_chain import model_chain
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.solve.between import Traced
@@ -29,40 +29,32 @@ from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.progress import Progress, untold
-from bayplan.schemas.types import DeviceId, FloatFormat
+from bayplan.schemas.types import FloatFormat
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
+    from bayplan.planner.ready import Ready
+
+    Reread: TypeAlias = Callable[[PlanOptions], ReadModel]
 
 _HALF: FloatFormat = "bf16"
 """What a model in a wider data type is tried in; fp16 has the same bytes and fewer exponents."""
 _WIDE = ("fp32", "fp64")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that has no answer, with all that it was made of."""
-
-    options: PlanOptions
-    read: ReadModel
-    request: FormatRequest
-    max_memory: dict[DeviceId, int]
-    left_out: tuple[DeviceId, ...]
-    """Devices that this version does not run on, whatever their memory."""
-    pins: tuple[Pin, ...]
-    reread: Callable[[PlanOptions], ReadModel]
-    """Reads the same model with other options."""
-
-
-def certified(error: NoPlacement, asked: Asked, progress: Progress | None = None) -> CertifiedInfeasible:
+def certified(
+    error: NoPlacement, ready: Ready, reread: Reread, progress: Progress | None = None
+) -> CertifiedInfeasible:
     """Return the error with what would be enough on every axis.
 
     Args:
         error: Of the solver.
-        asked: The call.
+        ready: What the call was made of.
+        reread: Reads the same model with other options.
         progress: Told of axes.
     """
     tell = progress if progress is not None else untold
-    axes = _axes(error.problem, asked)
+    axes = _axes(error.problem, ready, reread)
     found: list[Relaxation] = []
     for number, axis in enumerate(axes):
         tell("what would be enough", number, len(axes))
@@ -75,11 +67,11 @@ def certified(error: NoPlacement, asked: Asked, progress: Progress | None = None
         needed=error.needed,
         relaxations=tuple(found),
     )
-    return CertifiedInfeasible(certificate, hint=_hint(error, asked, certificate))
+    return CertifiedInfeasible(certificate, hint=_hint(error, ready, certificate))
 
 
-def _hint(error: NoPlacement, asked: Asked, certificate: Certificate) -> str:
-    own = next((block for block in asked.read.graph.blocks if block.id == error.block), None)
+def _hint(error: NoPlacement, ready: Ready, certificate: Certificate) -> str:
+    own = next((block for block in ready.read.graph.blocks if block.id == error.block), None)
     if own is not None and any(tensor.fqn.rpartition(".")[0] != own.id for tensor in own.tensors):
         return f"--no-split with a class inside {own.class_name} makes smaller blocks"
     if not any(one.helps for one in certificate.relaxations):
@@ -87,9 +79,9 @@ def _hint(error: NoPlacement, asked: Asked, certificate: Certificate) -> str:
     return ""
 
 
-def _axes(problem: Problem, asked: Asked) -> list[Callable[[], list[Relaxation]]]:
+def _axes(problem: Problem, ready: Ready, reread: Reread) -> list[Callable[[], list[Relaxation]]]:
     """Return what is to be looked at, one after the other."""
-    read, workload = asked.read, asked.read.workload
+    read, workload = ready.read, ready.read.workload
     counts: list[tuple[Axis, str, int]] = []
     if read.graph.traced:
         if read.has_positions:
@@ -101,25 +93,27 @@ def _axes(problem: Problem, asked: Asked) -> list[Callable[[], list[Relaxation]]
         counts.append((Axis.BATCH, "batch", workload.batch))
 
     def machine() -> list[Relaxation]:
-        found = machine_relaxations(problem, asked.max_memory)
-        return [one for one in found if one.subject not in asked.left_out]
+        found = machine_relaxations(problem, ready.max_memory)
+        return [one for one in found if one.subject not in ready.left_out]
 
     return [
-        *(partial(_count, problem, asked, *one) for one in counts),
-        partial(_format, problem, asked),
+        *(partial(_count, problem, ready, reread, *one) for one in counts),
+        partial(_format, problem, ready, reread),
         machine,
     ]
 
 
-def _count(problem: Problem, asked: Asked, axis: Axis, field: str, given: int) -> list[Relaxation]:
+def _count(
+    problem: Problem, ready: Ready, reread: Reread, axis: Axis, field: str, given: int
+) -> list[Relaxation]:
     """Return the largest count below `given` with which there is a placement."""
 
     def chain_at(count: int) -> Chain:
-        options = msgspec.structs.replace(asked.options, **{field: count})
-        return _chain(asked.reread(options), asked.request)
+        options = msgspec.structs.replace(ready.options, **{field: count})
+        return _chain(reread(options), ready.request)
 
     def is_enough(chain: Chain) -> bool:
-        return _is_feasible(problem, chain, asked)
+        return _is_feasible(problem, chain, ready.pins)
 
     if given == 1:
         return [Relaxation(axis=axis, given=given, note="which is the least")]
@@ -132,17 +126,17 @@ def _count(problem: Problem, asked: Asked, axis: Axis, field: str, given: int) -
     return [Relaxation(axis=axis, given=given, enough=enough, too_little=enough + 1, step=1)]
 
 
-def _format(problem: Problem, asked: Asked) -> list[Relaxation]:
+def _format(problem: Problem, ready: Ready, reread: Reread) -> list[Relaxation]:
     """Return the formats that are enough: those asked for and the one that rounds least among the others."""
-    given = _given_formats(asked)
+    given = choice_names(ready.read, ready.request)
     tried = None
-    for text in _more_formats(asked, given):
+    for text in _more_formats(ready, given):
         try:
-            request = parse_request(text, asked.options.format_config)
-            read = asked.read
+            request = parse_request(text, ready.options.format_config)
+            read = ready.read
             if request.plain not in (None, read.dtype):
-                read = asked.reread(msgspec.structs.replace(asked.options, format=text))
-            is_enough = _is_feasible(problem, _chain(read, request), asked)
+                read = reread(msgspec.structs.replace(ready.options, format=text))
+            is_enough = _is_feasible(problem, _chain(read, request), ready.pins)
         except BayplanError:
             continue  # a format that this model cannot have, or that the user's own rules rule out
         if is_enough:
@@ -157,22 +151,13 @@ def _format(problem: Problem, asked: Asked) -> list[Relaxation]:
     return [Relaxation(axis=Axis.FORMAT, given=",".join(given), too_little=tried)]
 
 
-def _given_formats(asked: Asked) -> tuple[str, ...]:
-    """Return the names of the formats that blocks could be in."""
-    read = asked.read
-    own = read.dtype if read.scheme is None else read.scheme.name
-    if asked.request.is_auto and read.scheme is None:
-        return own, *AUTO_FORMATS
-    return asked.request.names or (own,)
-
-
-def _more_formats(asked: Asked, given: tuple[str, ...]) -> Iterator[str]:
+def _more_formats(ready: Ready, given: tuple[str, ...]) -> Iterator[str]:
     """Yield what `--format` could say instead, what rounds least first."""
-    if asked.read.scheme is not None and not asked.request.names:
+    if ready.read.scheme is not None and not ready.request.names:
         yield from AUTO_FORMATS  # a checkpoint's own format has no name that `--format` knows
         return
     names = list(given)
-    if asked.read.dtype in _WIDE:
+    if ready.read.dtype in _WIDE:
         names = [_HALF if name in FLOATS else name for name in names]
         yield ",".join(names)
     for name in AUTO_FORMATS:
@@ -185,7 +170,7 @@ def _chain(read: ReadModel, request: FormatRequest) -> Chain:
     return model_chain(read, planned_forms(read, request))
 
 
-def _is_feasible(problem: Problem, chain: Chain, asked: Asked) -> bool:
+def _is_feasible(problem: Problem, chain: Chain, pins: tuple[Pin, ...]) -> bool:
     """Whether `chain` has a placement where the one of `problem` has none."""
-    constraints = resolve(chain, asked.pins, no_spill=problem.constraints.no_spill)
+    constraints = resolve(chain, pins, no_spill=problem.constraints.no_spill)
     return is_feasible(msgspec.structs.replace(problem, chain=chain, constraints=constraints).task())

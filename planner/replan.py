@@ -16,7 +16,7 @@ from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Problem
 from bayplan.schemas.errors import PlanFormatError
-from bayplan.schemas.features import may_split
+from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.plan import Plan
 from bayplan.schemas.types import DeviceId, NumBytes
 
@@ -43,7 +43,7 @@ def problem_from_plan(plan: Plan, *, where: str = "") -> Problem:
         objective=plan.problem.objective,
         generates=plan.model.generates,
         is_auto=plan.problem.is_auto,
-        splits_experts=may_split(plan.inventory),
+        splits_experts=may_plan(Feature.SPLIT_EXPERTS, plan.inventory),
     )
 
 

@@ -62,9 +62,9 @@ def not_yet_run(plan: Plan) -> tuple[Feature, ...]:
     return tuple(feature for feature in features_used(plan) if feature in NOT_YET_RUN)
 
 
-def may_split(inventory: Inventory) -> bool:
-    """Return whether a plan for `inventory` may have experts apart from their block.
+def may_plan(feature: Feature, inventory: Inventory) -> bool:
+    """Return whether the planner itself may choose `feature` in a plan for `inventory`.
 
     What this version does not run is planned for declared machines only.
     """
-    return inventory.source == "declared" or Feature.SPLIT_EXPERTS not in NOT_YET_RUN
+    return inventory.source == "declared" or feature not in NOT_YET_RUN

@@ -52,3 +52,8 @@ class ReadModel(msgspec.Struct, frozen=True, kw_only=True):
     """False: whatever the context, inputs, cache and work are the same."""
     obstacle: Obstacle | None = None
     """Set where the model cannot be planned for, only measured."""
+
+    @property
+    def own_format(self) -> str:
+        """Name of the format that blocks are in where none is asked for."""
+        return self.dtype if self.scheme is None else self.scheme.name

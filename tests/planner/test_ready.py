@@ -9,9 +9,10 @@ from placeable_models import placeable_model, read_placeable, two_gpus
 from bayplan.planner.api import solve_ready
 from bayplan.planner.model.facts import ReadModel
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.ready import get_ready, runs_only_own_format
+from bayplan.planner.ready import get_ready
 from bayplan.schemas.codec import encode_plan
 from bayplan.schemas.errors import UsageError
+from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.types import SolverStatus
 
 NARROW = PlanOptions(inventory=two_gpus(), max_memory=("gpu0=12MiB", "gpu1=12MiB"))
@@ -61,8 +62,8 @@ def test_a_budget_for_what_this_version_does_not_run_on() -> None:
 
 def test_on_this_machine_auto_is_the_own_format() -> None:
     probed = msgspec.structs.replace(two_gpus(), source="probed")
-    assert runs_only_own_format(probed)
-    assert not runs_only_own_format(two_gpus())
+    assert not may_plan(Feature.QUANTIZED, probed)
+    assert may_plan(Feature.QUANTIZED, two_gpus())
     ready = get_ready(PlanOptions(inventory=probed, format="auto"), read_placeable)
     assert (ready.request.is_auto, len(ready.forms.choices)) == (False, 1)
 
