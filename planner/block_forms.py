@@ -6,6 +6,7 @@ Owns the step from formats to the bytes that the solver chooses among. Knows no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bayplan.planner.block_owner import tied_elsewhere_bytes
 from bayplan.planner.formats import PlannedForms
@@ -49,22 +50,18 @@ def _block_form(
     block, held = choice.graph.blocks[index], choice.held[index]
     parameters = [tensor for tensor in block.tensors if not tensor.is_buffer]
     buffers = (tensor for tensor in block.tensors if tensor.is_buffer)
-    experts = block.experts
-    weights = UsedWeights(parameters, tied_bytes=tied_bytes)
-    if experts is not None:
-        weights = UsedWeights(*_apart(experts, held), tied_bytes=tied_bytes)
+    reads = _reads(block, parameters, held, tied_bytes)
     is_plain = all(tensor.form is None for tensor in held)
-    prefill_flops, decode_flops = (experts.prefill_flops, experts.decode_flops) if experts else (0, 0)
     return BlockForm(
         format=choice.block_formats[index],
         num_bytes=block.num_bytes,
         parameter_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in parameters),
         buffer_bytes=sum(aligned_bytes(tensor.num_bytes) for tensor in buffers),
-        prefill_read_bytes=read_bytes(block.prefill, weights, block.kv_bytes, experts_flops=prefill_flops),
-        decode_read_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
+        prefill_read_bytes=reads.prefill_bytes,
+        decode_read_bytes=reads.decode_bytes,
         quantized_bytes=_quantized_bytes(base, held) if number else 0,
         workspace_bytes=workspace_bytes(held, block.prefill, workload, forms.dtype),
-        unit_bytes=0 if experts is None else _unit_bytes(experts, weights.experts),
+        unit_bytes=reads.unit_bytes,
         plain=None if is_plain else _plain_form(forms.dtype, block, held, tied_bytes),
     )
 
@@ -74,16 +71,38 @@ def _plain_form(
 ) -> PlainForm:
     """Return what the block would read if none of its weights were quantized."""
     bare = [HeldTensor(record=tensor.record) for tensor in held]
-    experts = block.experts
     parameters = [tensor.record for tensor in bare if not tensor.record.is_buffer]
-    weights = UsedWeights(parameters, tied_bytes=tied_bytes)
-    if experts is not None:
-        weights = UsedWeights(*_apart(experts, bare), tied_bytes=tied_bytes)
-    prefill_flops, decode_flops = (experts.prefill_flops, experts.decode_flops) if experts else (0, 0)
+    reads = _reads(block, parameters, bare, tied_bytes)
     return PlainForm(
         kind=dtype,
-        prefill_read_bytes=read_bytes(block.prefill, weights, block.kv_bytes, experts_flops=prefill_flops),
-        decode_read_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
+        prefill_read_bytes=reads.prefill_bytes,
+        decode_read_bytes=reads.decode_bytes,
+        unit_bytes=reads.unit_bytes,
+    )
+
+
+class _Reads(NamedTuple):
+    """What a block reads in one call, and one of its experts' bytes."""
+
+    prefill_bytes: int
+    decode_bytes: int
+    unit_bytes: int
+    """0: no experts."""
+
+
+def _reads(
+    block: GraphBlock, parameters: Sequence[TensorRecord], held: Sequence[HeldTensor], tied_bytes: int
+) -> _Reads:
+    """Return what `block` reads of its `parameters`; experts and the rest are told apart by `held`."""
+    experts = block.experts
+    if experts is None:
+        weights, prefill_flops, decode_flops = UsedWeights(parameters, tied_bytes=tied_bytes), 0, 0
+    else:
+        weights = UsedWeights(*_apart(experts, held), tied_bytes=tied_bytes)
+        prefill_flops, decode_flops = experts.prefill_flops, experts.decode_flops
+    return _Reads(
+        prefill_bytes=read_bytes(block.prefill, weights, block.kv_bytes, experts_flops=prefill_flops),
+        decode_bytes=read_bytes(block.decode, weights, block.kv_bytes, experts_flops=decode_flops),
         unit_bytes=0 if experts is None else _unit_bytes(experts, weights.experts),
     )
 
