@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
 import struct
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +36,7 @@ from estimate_peers import (  # noqa: E402
     run_peer,
 )
 from hub_server import HubServer, hub_server  # noqa: E402
+from surroundings import peer_versions, surroundings  # noqa: E402
 
 MODELS = ROOT / "tests" / "data" / "models"
 MINILM = "sentence-transformers--all-MiniLM-L6-v2"
@@ -46,6 +44,7 @@ LONG_CONTEXT = 32_768
 CACHE_SECONDS = 90
 """For a plain forward at that length: some layers loop over the positions."""
 MAX_COLD_NS, MAX_COLD_BYTES, MAX_CACHED_NS = 8 * 10**9, 2**30, 10**9
+PACKAGES = ("bayplan", "torch", "transformers", "msgspec", "huggingface_hub")
 PEER_PACKAGES = ("accelerate", "hf-mem", "torch", "transformers")
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -233,13 +232,6 @@ def missed(name: str, row: Row) -> list[str]:
     return found
 
 
-def peer_versions(python: str) -> Row:
-    """Return the versions in the peers' environment."""
-    script = "import json, sys; from importlib.metadata import version; "
-    script += "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
-    return last_json(run([python, "-c", script, *PEER_PACKAGES]))
-
-
 def main() -> int:
     """Measure, check, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -312,17 +304,9 @@ def write(results: dict[str, Row], arguments: argparse.Namespace) -> None:
     """Write what there is so far, as data and as a table."""
     found = {
         "command": f"python benchmarks/bench_estimate.py --peer-python PYTHON --samples {arguments.samples}",
-        "versions": {
-            name: version(name) for name in ("bayplan", "torch", "transformers", "msgspec", "huggingface_hub")
-        }
-        | {"python": platform.python_version()},
-        "peers": peer_versions(arguments.peer_python),
+        **surroundings(PACKAGES),
+        "peers": peer_versions(arguments.peer_python, PEER_PACKAGES),
         "peer_limits": {"seconds": PEER_SECONDS, "address_space_bytes": PEER_BYTES},
-        "machine": {
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "kernel": platform.release(),
-        },
         "limits_passed": [text for name, row in results.items() for text in missed(name, row)],
         "results": results,
     }

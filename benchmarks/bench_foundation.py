@@ -10,13 +10,11 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from checkpoints import smollm2  # noqa: E402  the path must be there first
 from references import CAPITAL, Continuation  # noqa: E402
+from surroundings import surroundings  # noqa: E402
 
 NEW_TOKENS = 20
 STREAMING_BUDGET = {"fp32": "260MiB", "bf16": "150MiB"}
@@ -142,12 +141,7 @@ def main() -> None:
     names = ("bayplan", "torch", "transformers", "safetensors", "msgspec")
     found = {
         "command": f"python benchmarks/bench_foundation.py --samples {arguments.samples}",
-        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
-        "machine": {
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "kernel": platform.release(),
-        },
+        **surroundings(names),
         "model": "SmolLM2-135M-Instruct, context 128, 20 new tokens",
         "results": results,
     }

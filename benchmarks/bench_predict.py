@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from checkpoints import smollm2  # noqa: E402  the path must be there first
+from surroundings import surroundings  # noqa: E402
 
 NEW_TOKENS = 16
 MAX_OTHERS = 0.05
@@ -244,12 +243,7 @@ def main() -> None:
     names = ("bayplan", "torch", "transformers", "safetensors", "msgspec")
     found = {
         "command": f"python benchmarks/bench_predict.py --samples {arguments.samples}",
-        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
-        "machine": {
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "kernel": platform.release(),
-        },
+        **surroundings(names),
         "page_cache": "shards are dropped from it every 20 ms where the plan streams, not where it does not",
         "results": measured,
     }

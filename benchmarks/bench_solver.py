@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import solver_accelerate
 import solver_confirm
 import solver_suite
-from estimate_peers import last_json, run
 from solver_instances import INSTANCES
+from surroundings import peer_versions, surroundings
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("bayplan", "highspy", "numpy", "msgspec", "torch", "transformers")
@@ -55,23 +53,6 @@ PARTS = {
 }
 
 
-def environment(peer_python: str | None) -> dict[str, object]:
-    """Return what the figures depend on besides the code."""
-    found: dict[str, object] = {
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "machine": {
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "kernel": platform.release(),
-        },
-    }
-    if peer_python is not None:
-        script = "import json, sys; from importlib.metadata import version; "
-        script += "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
-        found["peers"] = last_json(run([peer_python, "-c", script, *PEER_PACKAGES]))
-    return found
-
-
 def main() -> int:
     """Measure, check, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -91,9 +72,10 @@ def main() -> int:
     limits = part.passed(rows)
     words = f"--part {arguments.part} --samples {arguments.samples}"
     peer = " --peer-python PYTHON" if part.needs_peer else ""
-    head = {"command": f"python benchmarks/bench_solver.py {words}{peer}"} | environment(
-        arguments.peer_python if part.needs_peer else None
-    )
+    head: dict[str, object] = {"command": f"python benchmarks/bench_solver.py {words}{peer}"}
+    head |= surroundings(PACKAGES)
+    if part.needs_peer:
+        head["peers"] = peer_versions(arguments.peer_python, PEER_PACKAGES)
     if not arguments.only:
         arguments.out.mkdir(parents=True, exist_ok=True)
         data = head | {"limits_passed": limits, "results": rows}
