@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterator
 
 from bayplan.planner.solve.answer import Answer, Choice
+from bayplan.planner.solve.interleave import interleaved
 from bayplan.planner.solve.modes import Counts
 from bayplan.planner.solve.task import Task
 
@@ -36,6 +37,10 @@ def arrangements(task: Task, counts: Counts, kinds: tuple[int, ...]) -> Iterator
         yield _arranged(task, counts, kinds, spacing, slowest_first=False)
         if any(_streamed_ways(modes) > 1 for modes in counts.modes):
             yield _arranged(task, counts, kinds, spacing, slowest_first=True)
+    even = _arranged(task, counts, kinds, Spacing.MIDDLE, slowest_first=False)
+    if any(choice.streams for choice in even.choices):
+        for starts_full in (False, True):
+            yield interleaved(task, counts, kinds, even.choices, starts_full=starts_full)
 
 
 def _streamed_ways(modes: tuple[tuple[int, Choice, int], ...]) -> int:

@@ -10,7 +10,7 @@ from bayplan.planner.solve.experts import needed_ppm
 from bayplan.planner.solve.modes import MILLISECOND, Fetching, Mode, Stage, Term
 from bayplan.planner.solve.segments import Segment
 from bayplan.planner.solve.split import fetch_ns_per_expert
-from bayplan.planner.solve.windows import late_terms
+from bayplan.planner.solve.windows import fetch_terms, late_terms
 from bayplan.schemas.types import Objective
 
 
@@ -82,19 +82,25 @@ def _add_turns(
             elsewhere[other.device].append((part, -1.0))
             brought.append((part, 1.0))
             if other is stage:
-                _add_single_slot_turn(draft, stage, part)
+                _add_own_turn(draft, stage, part)
         way = program.number()
         between.append((way, -1.0))
         early = [(variable, -mode.transfer_ns / MILLISECOND) for mode, variable in own]
         program.at_least([*brought, (way, 1.0), *early], 0.0)
     for stage in stages:
-        own = [(mode, early) for mode, early in stage.early if mode in users.get(stage.device, [])]
-        program.at_least([(stage.window, 1.0), *late_terms(own), *elsewhere[stage.device]], 0.0)
+        using = users.get(stage.device, [])
+        late = late_terms([(mode, early) for mode, early in stage.early if mode in using])
+        program.at_least([(stage.window, 1.0), *late, *fetch_terms(using), *elsewhere[stage.device]], 0.0)
     program.at_least([*hops, *between], 0.0)
 
 
-def _add_single_slot_turn(draft: Draft, stage: Stage, part: int) -> None:
-    """With one slot, what is brought in for the next step does not overlap what streams in this one."""
+def _add_own_turn(draft: Draft, stage: Stage, part: int) -> None:
+    """What is brought in for the next step within the device's own window takes the courier's time there.
+
+    With one slot it does not overlap what streams in this step either.
+    """
+    fetches = fetch_terms(stage.modes)
+    draft.program.at_least([(stage.window, 1.0), *late_terms(stage.early), *fetches, (part, -1.0)], 0.0)
     computing = [(mode.variable, -mode.compute_ns / MILLISECOND) for mode in stage.streamed]
     most = (
         sum(draft.count[mode.kind] * (mode.compute_ns + mode.transfer_ns) for mode in stage.streamed)
@@ -102,7 +108,7 @@ def _add_single_slot_turn(draft: Draft, stage: Stage, part: int) -> None:
         + max(mode.transfer_ns for mode in stage.streamed) / MILLISECOND
     )
     one = [(switch, -most) for (num_slots, _), switch in stage.slots.items() if num_slots == 1]
-    parts = [*late_terms(stage.early), *computing, *one, (part, -1.0)]
+    parts = [*late_terms(stage.early), *fetches, *computing, *one, (part, -1.0)]
     draft.program.at_least([(stage.window, 1.0), *parts], -most)
 
 
