@@ -114,7 +114,7 @@ def _compared(instance: Instance, python: str, work: Path) -> Row:
 def _problem(instance: Instance, read: ReadModel, *, cpu_computes: bool = True) -> Problem:
     options = instance.options()
     assert options.inventory is not None
-    chain = model_chain(read, planned_forms(read, parse_request(None, None)))
+    chain = model_chain(read, planned_forms(read, parse_request(None, None)), options.inventory)
     objective = options.objective or (Objective.DECODE if read.graph.generates else Objective.PREFILL)
     budgets = device_budgets(options.inventory, parse_max_memory(options.max_memory, options.inventory))
     if not cpu_computes:

@@ -37,7 +37,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: tuple[int, ...]
     streamed_blocks: int
     is_contiguous: bool
-    """Whether the chain never comes back to a device that it has left; ours never does."""
+    """Whether the chain never comes back to a device that it has left; ours does for a tied head only."""
     shortages: tuple[tuple[str, int], ...]
     """What is too small for it, with the fewest slots; empty: it fits."""
 

@@ -177,7 +177,7 @@ def solve(
     """
     objective = _objective(read, options.objective)
     budgets = device_budgets(inventory, max_memory)
-    chain = model_chain(read, forms)
+    chain = model_chain(read, forms, inventory)
     problem = SolverProblem(
         chain=chain,
         machine=Machine(inventory, budgets),

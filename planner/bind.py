@@ -6,7 +6,7 @@ Then identity and name rules are added and nothing else changes. What differs is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,12 +16,12 @@ from bayplan.planner.formats import mixed_rules, planned_forms
 from bayplan.planner.model_chain import model_chain
 from bayplan.planner.name_rules import tensor_rules
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.solve.chain import fold
+from bayplan.planner.replan import for_one_batch
+from bayplan.planner.solve.chain import Chain, chain_from_plan, fold
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
-from bayplan.schemas.features import not_yet_run
+from bayplan.schemas.features import formats_used, not_yet_run, quantized_formats
 from bayplan.schemas.plan import Plan
-from bayplan.schemas.types import FloatFormat
 
 if TYPE_CHECKING:
     from bayplan.planner.model.facts import ReadModel
@@ -51,7 +51,7 @@ def bind_plan(
 
     Raises:
         BayplanError: Binding would run code that the plan names, and `trust_remote_code` is off.
-        BayplanError: The plan is in a quantized format.
+        BayplanError: Something in the plan is in a quantized format.
         PlanRefused: FOREIGN: the checkpoint is of another model, or in other data types.
         PlanRefused: STALE: the same model, with another config or another graph than the planned one.
         PlanFormatError: The plan contradicts itself.
@@ -112,8 +112,11 @@ def _check_consent(plan: Plan, *, trust_remote_code: bool) -> None:
 
 
 def _check_plain(plan: Plan) -> None:
-    """What a quantized checkpoint takes is exact from its headers only: planning with them is as quick."""
-    quantized = [name for name, entry in plan.formats.items() if entry.kind not in get_args(FloatFormat)]
+    """What a quantized checkpoint takes is exact from its headers only: planning with them is as quick.
+
+    A format that the plan could have chosen and did not is nobody's.
+    """
+    quantized = quantized_formats(plan)
     if quantized or plan.model.quantization is not None:
         raise BayplanError(
             "a plan in a quantized format cannot be bound",
@@ -162,14 +165,17 @@ def _check_same_config(plan: Plan, read: ReadModel, checkpoint: str) -> None:
 def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
     """Compare what the solver was given: equal inputs mean that the placement still holds."""
     forms = planned_forms(read, FormatRequest())
-    chain = model_chain(read, forms)
-    formats, format_rules = forms.formats, mixed_rules(forms, [0] * len(chain))
+    chain = model_chain(read, forms, plan.inventory)
+    # How many batches are in flight the solver has chosen; what one takes is as it was read.
+    workload = msgspec.structs.replace(read.workload, batches_in_flight=plan.workload.batches_in_flight)
+    format_rules = mixed_rules(forms, [0] * len(chain))
+    formats = {*forms.choices[0].block_formats, *(rule.format for rule in format_rules)}
     differences = [
         f"{what}: {got} instead of {wanted}"
         for what, got, wanted in (
             ("blocks", len(chain), len(plan.blocks)),
-            ("formats", sorted(formats), sorted(plan.formats)),
-            ("workload", read.workload, plan.workload),
+            ("formats", sorted(formats), sorted(formats_used(plan))),
+            ("workload", workload, plan.workload),
             ("attention", read.model.attn_implementation, plan.model.attn_implementation),
             ("experts implementation", read.model.experts_implementation, plan.model.experts_implementation),
             ("whether it generates", read.graph.generates, plan.model.generates),
@@ -188,7 +194,7 @@ def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
             )
     if format_rules != plan.format_rules:
         differences.append("tensors kept in another data type than their block")
-    if not differences and fold(chain) != plan.problem.runs:
+    if not differences and fold(chain) != fold(_as_placed(plan)):
         differences.append("work or activations of the blocks, as traced by this version of the libraries")
     if chain.scratch_bytes > plan.problem.scratch_bytes:
         differences.append(
@@ -203,3 +209,13 @@ def _check_same_graph(plan: Plan, read: ReadModel, checkpoint: str) -> None:
             got="; ".join(differences[:_SHOWN]) + (f"; {more} more" if more > 0 else ""),
             hint="plan again",
         )
+
+
+def _as_placed(plan: Plan) -> Chain:
+    """Return the chain that the plan was made from, with one batch, of every block the form that it is in."""
+    chain = for_one_batch(chain_from_plan(plan), plan.workload.batches_in_flight)
+    costs = tuple(
+        msgspec.structs.replace(cost, forms=tuple(form for form in cost.forms if form.format == block.format))
+        for cost, block in zip(chain.costs, plan.blocks, strict=False)
+    )
+    return msgspec.structs.replace(chain, costs=costs)

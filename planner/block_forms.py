@@ -14,7 +14,7 @@ from bayplan.planner.held_tensors import HeldTensor
 from bayplan.planner.read_bytes import UsedWeights, read_bytes
 from bayplan.planner.stored_form import packed_records
 from bayplan.planner.workspace import workspace_bytes
-from bayplan.schemas.graph import BlockExperts, GraphBlock, TensorRecord
+from bayplan.schemas.graph import BlockExperts, GraphBlock, TensorRecord, TensorRole
 from bayplan.schemas.plan import Workload, aligned_bytes
 from bayplan.schemas.problem import BlockForm, PlainForm
 from bayplan.schemas.types import FloatFormat
@@ -61,6 +61,7 @@ def _block_form(
         decode_read_bytes=reads.decode_bytes,
         quantized_bytes=_quantized_bytes(base, held) if number else 0,
         workspace_bytes=workspace_bytes(held, block.prefill, workload, forms.dtype),
+        copied_bytes=_copied_bytes(block, held),
         unit_bytes=reads.unit_bytes,
         plain=None if is_plain else _plain_form(forms.dtype, block, held, tied_bytes),
     )
@@ -114,6 +115,14 @@ def _quantized_bytes(base: Sequence[HeldTensor], held: Sequence[HeldTensor]) -> 
         for before, now in zip(base, held, strict=True)
         if now.form is not None and now.form != before.form
     )
+
+
+def _copied_bytes(block: GraphBlock, held: Sequence[HeldTensor]) -> int:
+    """Return what a step copies of the experts: what was traced, in the share that their form takes of it."""
+    routed = [one for one in held if one.record.role is TensorRole.EXPERTS]
+    plain = sum(one.record.num_bytes for one in routed)
+    stored = sum(record.num_bytes for one in routed for record in _stored(one))
+    return -(-block.copied_bytes * stored // plain) if plain else block.copied_bytes
 
 
 def _apart(

@@ -14,8 +14,10 @@ import msgspec
 
 from bayplan.planner.hardware.budget import device_aliases
 from bayplan.planner.options import PlanOptions
+from bayplan.planner.solve.chain import tied_positions
+from bayplan.planner.solve.returning import tail_of
 from bayplan.schemas.errors import PlanFormatError, UsageError
-from bayplan.schemas.graph import GraphBlock
+from bayplan.schemas.graph import GraphBlock, TiedGroup
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.strict_json import join_path, quote
@@ -68,7 +70,11 @@ def block_entries(entries: DeviceMap, block: GraphBlock) -> dict[Fqn, Fqn | None
 
 
 def asked_map(
-    options: PlanOptions, blocks: Sequence[GraphBlock], inventory: Inventory, left_out: Sequence[DeviceId]
+    options: PlanOptions,
+    blocks: Sequence[GraphBlock],
+    inventory: Inventory,
+    left_out: Sequence[DeviceId],
+    ties: Sequence[TiedGroup] = (),
 ) -> MapReading | None:
     """Return what the device map says that the plan is to be like, or compared with; None: there is none.
 
@@ -77,20 +83,25 @@ def asked_map(
         blocks: As for `read_map`.
         inventory: Likewise.
         left_out: Likewise.
+        ties: Likewise.
 
     Raises:
         UsageError: `free` without a map.
         PlanFormatError: As `read_map`.
     """
     if options.device_map is not None:
-        return read_map(options.device_map, blocks, inventory, left_out)
+        return read_map(options.device_map, blocks, inventory, left_out, ties)
     if options.free:
         raise UsageError("there is no map to be free of", where="--free", needed="--from-device-map")
     return None
 
 
 def read_map(
-    entries: DeviceMap, blocks: Sequence[GraphBlock], inventory: Inventory, left_out: Sequence[DeviceId] = ()
+    entries: DeviceMap,
+    blocks: Sequence[GraphBlock],
+    inventory: Inventory,
+    left_out: Sequence[DeviceId] = (),
+    ties: Sequence[TiedGroup] = (),
 ) -> MapReading:
     """Return what `entries` demand of `blocks`.
 
@@ -99,6 +110,7 @@ def read_map(
         blocks: Of the model, in execution order, before anything is quantized.
         inventory: The machine; of a number, the accelerators in its order.
         left_out: Devices of it that are not used.
+        ties: Of the model: its last blocks may come back to a storage that they use.
 
     Raises:
         PlanFormatError: A device is unknown, a block or part of it has none, or a block has several; every
@@ -131,7 +143,8 @@ def read_map(
         places[block.id] = place
         if streams:
             obstacles += _stream_obstacles(machine, block, keys[block.id], entries)
-    obstacles += _order_obstacles(places, inventory)
+    back = _blocks_back(tuple(block.id for block in blocks), places, ties)
+    obstacles += _order_obstacles({key: places[key] for key in places if key not in back}, inventory)
     used = {key for block in blocks for key in block_entries(entries, block).values()}
     return MapReading(
         places=places,
@@ -223,6 +236,18 @@ def _stream_obstacles(
         yield path, f"{block.id} is on a disk, and the machine has none"
     elif name == "cpu" and all(device.shares_host_memory for device in machine.usable):
         yield path, f"{block.id} is in host memory, which the accelerator shares: got 'cpu', needed 0"
+
+
+def _blocks_back(
+    ids: tuple[Fqn, ...], places: Mapping[Fqn, MapPlace], ties: Sequence[TiedGroup]
+) -> frozenset[Fqn]:
+    """Return the last blocks where they are on one device with all up to the storage that they use."""
+    tail = tail_of(tied_positions(ids, group.fqns) for group in ties)
+    if tail is None:
+        return frozenset()
+    last = ids[tail.start :]
+    devices = {places[one].device for one in (*ids[: tail.owner + 1], *last) if one in places}
+    return frozenset(last) if len(devices) == 1 else frozenset()
 
 
 def _order_obstacles(places: Mapping[Fqn, MapPlace], inventory: Inventory) -> Iterator[tuple[str, str]]:

@@ -15,9 +15,11 @@ import msgspec
 from bayplan.planner.api import solve_ready
 from bayplan.planner.block_forms import block_forms
 from bayplan.planner.format_choice import AUTO, AUTO_FORMATS, parse_request
-from bayplan.planner.formats import planned_forms
+from bayplan.planner.formats import choice_names, planned_forms
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.ready import Ready, get_ready
+from bayplan.planner.relaxations import certified
+from bayplan.planner.solve.infeasible import NoPlacement
 from bayplan.schemas.errors import Infeasible, UsageError
 from bayplan.schemas.features import Feature, may_plan
 from bayplan.schemas.frontier import Frontier, FrontierPoint, LeftOut, PointRequest, Without
@@ -76,7 +78,9 @@ def make_frontier(model: str, options: PlanOptions, progress: Progress | None = 
         progress: Told of hashing and of plans.
 
     Raises:
-        Infeasible: There is no plan for any point.
+        CertifiedInfeasible: There is no plan for any point, with what would be enough for the one plan that
+            the same options ask for without a frontier.
+        Infeasible: Nor would any budget be enough.
         UsageError: An option is malformed, or makes no sense for many plans.
         BayplanError: The model cannot be read.
     """
@@ -96,7 +100,9 @@ def find_frontier(
         progress: Told of plans.
 
     Raises:
-        Infeasible: There is no plan for any point.
+        CertifiedInfeasible: There is no plan for any point, with what would be enough for the one plan that
+            the same options ask for without a frontier.
+        Infeasible: Nor would any budget be enough.
         UsageError: An option is malformed, or makes no sense for many plans.
         BayplanError: The model cannot be read.
     """
@@ -106,17 +112,21 @@ def find_frontier(
     requests = list(_requests(ready))
     points: list[Point] = []
     left_out: list[LeftOut] = []
-    first_error: Infeasible | None = None
+    asked_error: Infeasible | None = None
     for number, (request, own) in enumerate(_readied(ready, requests, read_model)):
         tell("plans", number, len(requests))
         try:
             points.append(_point(request, own, solve_ready(own)))
         except Infeasible as error:
-            first_error = first_error or error
+            if _is_asked(own, ready):
+                asked_error = error
             left_out.append(LeftOut(request=request, why=Without.INFEASIBLE))
     tell("plans", len(requests), len(requests))
-    if first_error is not None and not points:
-        raise first_error
+    if not points:
+        assert asked_error is not None, "what is asked for is among the requests"
+        if isinstance(asked_error, NoPlacement):
+            raise certified(asked_error, ready, read_model, progress) from None
+        raise asked_error
     kept = undominated([point.point for point in points])
     left_out += [
         LeftOut(request=point.point.request, why=Without.DOMINATED)
@@ -218,6 +228,12 @@ def _readied(
         if key not in known:
             known[key] = read_model(options)
         yield request, get_ready(options, partial(_same, known[key]))
+
+
+def _is_asked(own: Ready, asked: Ready) -> bool:
+    """Whether a point chooses from the formats, and has the context, that one plan with the options would."""
+    names, wanted = (set(choice_names(one.read, one.request)) for one in (own, asked))
+    return names == wanted and own.read.workload.context == asked.read.workload.context
 
 
 def _same(read: ReadModel, _options: PlanOptions) -> ReadModel:

@@ -73,7 +73,7 @@ def get_ready(options: PlanOptions, read_model: Callable[[PlanOptions], ReadMode
     if read.obstacle is not None:
         raise read.obstacle.error()
     left_out = _cannot_run(inventory)
-    reading = asked_map(options, read.graph.blocks, inventory, left_out)
+    reading = asked_map(options, read.graph.blocks, inventory, left_out, read.graph.ties)
     if reading is not None and not options.free:
         pins = (*pins_of(reading), *pins)
     _check_unused(left_out, max_memory, pins)

@@ -27,6 +27,7 @@ from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.certificate import Axis, Certificate, CertifiedInfeasible, Relaxation
 from bayplan.schemas.errors import BayplanError
 from bayplan.schemas.features import NOT_YET_RUN, Feature
+from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.progress import Progress, untold
 from bayplan.schemas.types import FloatFormat
@@ -110,7 +111,7 @@ def _count(
 
     def chain_at(count: int) -> Chain:
         options = msgspec.structs.replace(ready.options, **{field: count})
-        return _chain(reread(options), ready.request)
+        return _chain(reread(options), ready.request, ready.inventory)
 
     def is_enough(chain: Chain) -> bool:
         return _is_feasible(problem, chain, ready.pins)
@@ -136,7 +137,7 @@ def _format(problem: Problem, ready: Ready, reread: Reread) -> list[Relaxation]:
             read = ready.read
             if request.plain not in (None, read.dtype):
                 read = reread(msgspec.structs.replace(ready.options, format=text))
-            is_enough = _is_feasible(problem, _chain(read, request), ready.pins)
+            is_enough = _is_feasible(problem, _chain(read, request, ready.inventory), ready.pins)
         except BayplanError:
             continue  # a format that this model cannot have, or that the user's own rules rule out
         if is_enough:
@@ -166,8 +167,8 @@ def _more_formats(ready: Ready, given: tuple[str, ...]) -> Iterator[str]:
             yield ",".join(names)
 
 
-def _chain(read: ReadModel, request: FormatRequest) -> Chain:
-    return model_chain(read, planned_forms(read, request))
+def _chain(read: ReadModel, request: FormatRequest, inventory: Inventory) -> Chain:
+    return model_chain(read, planned_forms(read, request), inventory)
 
 
 def _is_feasible(problem: Problem, chain: Chain, pins: tuple[Pin, ...]) -> bool:

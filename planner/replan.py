@@ -35,7 +35,7 @@ def problem_from_plan(plan: Plan, *, where: str = "") -> Problem:
     problems = tuple(_gaps(plan))
     if problems:
         raise PlanFormatError(where, "plan to be solved again", problems, hint="plan again")
-    chain = _for_one_batch(chain_from_plan(plan), plan.workload.batches_in_flight)
+    chain = for_one_batch(chain_from_plan(plan), plan.workload.batches_in_flight)
     return Problem(
         chain=chain,
         machine=Machine(plan.inventory, budgets_of_plan(plan)),
@@ -83,7 +83,7 @@ def _gaps(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"$.problem.edges[{index}]", "not between blocks of the plan"
 
 
-def _for_one_batch(chain: Chain, num_batches: int) -> Chain:
+def for_one_batch(chain: Chain, num_batches: int) -> Chain:
     """Return the chain with the cache of one batch: a plan counts those of all that are in flight."""
     if num_batches == 1:
         return chain

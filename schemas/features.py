@@ -37,8 +37,6 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
     devices = {block.device for block in plan.blocks}
     backends = {device.backend for device in plan.devices if device.id in devices}
     experts = [block.experts for block in plan.blocks if block.experts is not None]
-    formats = {block.format for block in plan.blocks} | {rule.format for rule in plan.format_rules}
-    formats |= {part.format for part in experts}
     used = {
         Feature.ACCELERATOR: any(backend != Backend.CPU for backend in backends),
         Feature.STREAM_HOST: any(block.residency == Residency.STREAM_HOST for block in plan.blocks),
@@ -49,12 +47,32 @@ def features_used(plan: Plan) -> tuple[Feature, ...]:
         Feature.CONVERSIONS: any(
             operation.kind != "rename" for rule in plan.rules for operation in rule.operations
         ),
-        Feature.QUANTIZED: any(
-            plan.formats[name].kind not in get_args(FloatFormat) for name in formats if name in plan.formats
-        ),
+        Feature.QUANTIZED: bool(quantized_formats(plan)),
         Feature.PREQUANTIZED: plan.model.quantization is not None,
     }
     return tuple(feature for feature in Feature if used[feature])
+
+
+def quantized_formats(plan: Plan) -> tuple[str, ...]:
+    """Return the quantized formats that something in `plan` has; others were only to choose from."""
+    used = formats_used(plan)
+    return tuple(
+        name
+        for name, entry in plan.formats.items()
+        if name in used and entry.kind not in get_args(FloatFormat)
+    )
+
+
+def formats_used(plan: Plan) -> frozenset[str]:
+    """Return the formats that blocks, experts and single tensors of `plan` have, by name."""
+    experts = (block.experts for block in plan.blocks if block.experts is not None)
+    return frozenset(
+        (
+            *(block.format for block in plan.blocks),
+            *(part.format for part in experts),
+            *(rule.format for rule in plan.format_rules),
+        )
+    )
 
 
 def not_yet_run(plan: Plan) -> tuple[Feature, ...]:

@@ -110,6 +110,9 @@ class GraphBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Set where the block must not stream, with the reason; None: it may."""
     experts: BlockExperts | None = None
     """None: it has none, or none that can be handled apart."""
+    copied_bytes: NumBytes = 0
+    """Of its routed experts, what a step of `generate()` copies on accelerators, where transformers computes
+    them by `batched_mm`: the weights of every route. Alive at once, and not in `decode.activation_bytes`."""
 
     @property
     def num_bytes(self) -> int:

@@ -40,6 +40,9 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes, in the first form, of the weights that this form rounds."""
     workspace_bytes: NumBytes = 0
     """What its products allocate besides activations, such as a weight that is unpacked first."""
+    copied_bytes: NumBytes = 0
+    """Of its routed experts, what a decoding step copies besides, with an accelerator in the machine:
+    transformers then computes them from copies of the weights of every route."""
     unit_bytes: NumBytes = 0
     """Aligned bytes of one routed expert; 0 where the block has none that can live apart."""
     plain: PlainForm | None = None

@@ -114,10 +114,14 @@ class BoundClass(enum.StrEnum):
 
     CONTIGUOUS_RESIDENT = "contiguous-resident"
     """Plans that keep everything resident and run each device's blocks in one stretch per step, on the
-    accelerators where there are any. Where there is one, none that streams is searched for."""
+    accelerators where there are any. Where there is one, none that streams is searched for.
+
+    In both classes the last blocks, from the last use of a tied storage on, may come back to the device that
+    has all blocks up to the one that holds it, the first accelerator, or where pins put them; they stay there
+    then."""
     CONTIGUOUS = "contiguous"
-    """Plans that run each device's blocks in one stretch per step, resident or streamed, from whatever tier,
-    through one to three slots."""
+    """Plans that run each device's blocks in one stretch per step, or come back for the last ones, resident
+    or streamed, from whatever tier, through one to three slots."""
 
 
 class SolverStatus(enum.StrEnum):

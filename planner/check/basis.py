@@ -46,10 +46,15 @@ class PlacedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.form.parameter_bytes - apart_bytes)
 
     @property
-    def activation_bytes(self) -> int:
-        """What it needs at most while it runs, besides what is alive in all of a forward."""
-        traced = max(self.run.prefill_activation_bytes, self.run.decode_activation_bytes)
-        return traced + self.form.workspace_bytes
+    def activation_bytes(self) -> tuple[int, int]:
+        """What it needs at least and at most while it runs, besides what is alive in all of a forward.
+
+        At least is without the copies of experts, which only `generate()` makes, and only where all are with
+        their blocks.
+        """
+        prefill, decode = self.run.prefill_activation_bytes, self.run.decode_activation_bytes
+        without, copying = max(prefill, decode), max(prefill, decode + self.form.copied_bytes)
+        return without + self.form.workspace_bytes, copying + self.form.workspace_bytes
 
 
 class Placement:

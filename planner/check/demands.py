@@ -37,14 +37,35 @@ def demand_problems(placement: Placement) -> Iterator[Problem]:
 
 
 def _chain_problems(placement: Placement) -> Iterator[Problem]:
-    """Each device's blocks are one stretch, and stretches follow the inventory's order."""
+    """Each device's blocks are one stretch, and stretches follow the inventory's order.
+
+    From the last use of a tied storage on, blocks may be back on the first device, if it has the storage.
+    """
     position = {device_id: index for index, device_id in enumerate(placement.devices)}
+    end = _end_of_stretches(placement)
     latest = -1
-    for entry in placement.blocks:
+    for entry in placement.blocks[:end]:
         here = position[entry.block.device]
         if here < latest:
             yield f"{entry.path}.device", f"{entry.block.device} after a block on a later device"
         latest = max(latest, here)
+    for entry in placement.blocks[end:]:
+        if entry.streams:
+            yield f"{entry.path}.residency", f"streams, but has come back to {entry.block.device}"
+
+
+def _end_of_stretches(placement: Placement) -> int:
+    """Return the position of the first block that has come back; the number of blocks: none has."""
+    blocks = placement.blocks
+    shared = [holders for holders in placement.tie_holders if len(holders) > 1]
+    if not shared:
+        return len(blocks)
+    start = max(holders[-1] for holders in shared)
+    owner = max(holders[0] for holders in shared if holders[-1] == start)
+    home = blocks[0].block.device
+    has_left = any(entry.block.device != home for entry in blocks[:start])
+    is_home = all(entry.block.device == home for entry in (*blocks[: owner + 1], *blocks[start:]))
+    return start if has_left and is_home else len(blocks)
 
 
 def _block_problems(placement: Placement) -> Iterator[Problem]:

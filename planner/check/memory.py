@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bayplan.planner.check.basis import PlacedBlock, Placement, Problem, lies_in_host_memory, node_of
+from bayplan.planner.check.basis import (
+    PlacedBlock,
+    Placement,
+    Problem,
+    apart_from,
+    lies_in_host_memory,
+    node_of,
+)
 from bayplan.planner.check.experts import cache_bytes, host_bytes
 from bayplan.schemas.plan import PlannedDevice, PlannedHost, aligned_bytes
 from bayplan.schemas.types import BytesRange, DeviceId, Residency
@@ -63,7 +70,10 @@ def device_needs(placement: Placement, blocks: Sequence[PlacedBlock], *, keep_al
     buffers = sum(entry.form.buffer_bytes for entry in blocks)
     weights = parameters + buffers + _replica_bytes(placement, {entry.index for entry in blocks})
     kv = sum(entry.run.kv_bytes for entry in blocks)
-    traced = placement.plan.problem.base_activation_bytes + max(entry.activation_bytes for entry in blocks)
+    base = placement.plan.problem.base_activation_bytes
+    traced, most = (base + max(own) for own in zip(*(one.activation_bytes for one in blocks), strict=True))
+    if not keep_all and any(apart_from(entry.block) is not None for entry in placement.blocks):
+        most = traced
     staging = placement.plan.problem.scratch_bytes
     if not keep_all:
         staging += cache_bytes(tuple(blocks))
@@ -73,7 +83,7 @@ def device_needs(placement: Placement, blocks: Sequence[PlacedBlock], *, keep_al
     return Needs(
         weights=(weights - padding, weights),
         kv=(kv, kv),
-        activations=(traced, traced + -(-traced // _SLACK_FRACTION)),
+        activations=(traced, most + -(-most // _SLACK_FRACTION)),
         staging=(staging, staging),
     )
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from bayplan.planner.block_forms import block_forms
 from bayplan.planner.estimate.fits import Fitter, context_ladder, fit_devices
 from bayplan.planner.estimate.inference import activation_bytes, inference_estimate, kv_bytes
 from bayplan.planner.estimate.layers import total_bytes
@@ -17,12 +18,13 @@ from bayplan.planner.estimate.sizes import Forms
 from bayplan.planner.estimate.traces import Traces
 from bayplan.planner.estimate.training import full_recipes, lora_recipes
 from bayplan.planner.format_choice import parse_request
-from bayplan.planner.formats import planned_forms
+from bayplan.planner.formats import PlannedForms, planned_forms
 from bayplan.planner.model_chain import model_chain
 from bayplan.planner.stored_form import FLOATS
 from bayplan.schemas.estimate import Estimate, Fits, FormatFit, InferenceEstimate, TrainingEstimate
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.keywords import from_keywords
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.progress import Progress, untold
 
 if TYPE_CHECKING:
@@ -132,18 +134,18 @@ def _inference(
             read = traces.reading(name)
             weights = total_bytes(forms.graph(name))
             dtype = traces.compute_dtype(name)
-            found[name] = inference_estimate(weights, read.graph, dtype, _workspaces(read, name))
+            found[name] = inference_estimate(weights, read.graph, dtype, _block_forms(read, name))
     own = forms.checkpoint_graph
     if own is not None:
         read = traces.own()
-        workspaces = _workspaces(read, CHECKPOINT)
-        found[CHECKPOINT] = inference_estimate(total_bytes(own), read.graph, read.dtype, workspaces)
+        blocks = _block_forms(read, CHECKPOINT)
+        found[CHECKPOINT] = inference_estimate(total_bytes(own), read.graph, read.dtype, blocks)
     return found
 
 
-def _workspaces(read: ReadModel, name: str) -> list[int]:
-    """Return, per block, what products in a format allocate besides activations, in bytes."""
-    return [cost.forms[0].workspace_bytes for cost in _chain(read, name).costs]
+def _block_forms(read: ReadModel, name: str) -> list[BlockForm]:
+    """Return, per block, what it takes in a format."""
+    return [own[0] for own in block_forms(_planned(read, name), read.workload)]
 
 
 def _unknown(traces: Traces, names: tuple[str, ...], options: EstimateOptions) -> Iterator[str]:
@@ -164,7 +166,11 @@ def _fits(forms: Forms, traces: Traces, names: tuple[str, ...], inventory: Inven
     ladder = context_ladder(read.workload.context, read.graph.max_context)
 
     def fit(name: str) -> FormatFit | None:
-        chain_at = cache(lambda context: _chain(traces.reading(name, context), name))
+        @cache
+        def chain_at(context: int) -> Chain:
+            own = traces.reading(name, context)
+            return model_chain(own, _planned(own, name), inventory)
+
         return fitter.fit(ladder, chain_at)
 
     formats = {name: None if name in DIVISORS or not traces.can_read(name) else fit(name) for name in names}
@@ -173,7 +179,7 @@ def _fits(forms: Forms, traces: Traces, names: tuple[str, ...], inventory: Inven
     return Fits(devices=fit_devices(inventory), formats=formats)
 
 
-def _chain(read: ReadModel, name: str) -> Chain:
+def _planned(read: ReadModel, name: str) -> PlannedForms:
     # Data types of one width take the same, so that a model is read in one of them.
     own = read.dtype if name in FLOATS else name
-    return model_chain(read, planned_forms(read, parse_request(None if name == CHECKPOINT else own)))
+    return planned_forms(read, parse_request(None if name == CHECKPOINT else own))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bayplan.planner.solve.margins import ACCELERATOR_RUNTIME_BYTES, RUNTIME_BYTES, activation_bounds
 from bayplan.schemas.estimate import InferenceEstimate
 from bayplan.schemas.graph import ModelGraph
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.types import FloatFormat
 
 
@@ -15,17 +16,23 @@ def kv_bytes(graph: ModelGraph) -> int:
     return sum(block.kv_bytes for block in graph.blocks)
 
 
-def activation_bytes(graph: ModelGraph, workspaces: Sequence[int] = ()) -> tuple[int, int]:
+def activation_bytes(graph: ModelGraph, forms: Sequence[BlockForm] = ()) -> tuple[int, int]:
     """Return `[lo, hi]` bytes of activations where one device computes all blocks.
 
     Args:
         graph: As traced.
-        workspaces: Per block, what its products allocate besides; empty: nothing.
+        forms: Per block, the form that it is in, whose products may allocate more; empty: as traced.
     """
-    peaks = [max(block.prefill.activation_bytes, block.decode.activation_bytes) for block in graph.blocks]
-    if workspaces:
-        peaks = [peak + own for peak, own in zip(peaks, workspaces, strict=True)]
-    return activation_bounds(graph.base_activation_bytes + max(peaks, default=0))
+    extras = [(block.copied_bytes, 0) for block in graph.blocks]
+    if forms:
+        extras = [(form.copied_bytes, form.workspace_bytes) for form in forms]
+    least = most = 0
+    for block, (copied, workspace) in zip(graph.blocks, extras, strict=True):
+        prefill, decode = block.prefill.activation_bytes, block.decode.activation_bytes
+        least = max(least, max(prefill, decode) + workspace)
+        most = max(most, max(prefill, decode + copied) + workspace)
+    base = graph.base_activation_bytes
+    return activation_bounds(base + least)[0], activation_bounds(base + most)[1]
 
 
 def runtime_bytes() -> tuple[int, int]:
@@ -35,7 +42,7 @@ def runtime_bytes() -> tuple[int, int]:
 
 
 def inference_estimate(
-    weights_bytes: int, traced: ModelGraph, compute_dtype: FloatFormat, workspaces: Sequence[int]
+    weights_bytes: int, traced: ModelGraph, compute_dtype: FloatFormat, forms: Sequence[BlockForm]
 ) -> InferenceEstimate:
     """Return what running takes on one device.
 
@@ -43,10 +50,10 @@ def inference_estimate(
         weights_bytes: In the format asked for.
         traced: Traced in a data type as wide as `compute_dtype`.
         compute_dtype: Of cache and activations.
-        workspaces: Per block, what its products allocate besides activations.
+        forms: Per block, the form that it is in.
     """
     kv = kv_bytes(traced)
-    activations, runtime = activation_bytes(traced, workspaces), runtime_bytes()
+    activations, runtime = activation_bytes(traced, forms), runtime_bytes()
     fixed = weights_bytes + kv
     return InferenceEstimate(
         compute_dtype=compute_dtype,

@@ -107,6 +107,8 @@ class ForwardLog:
     expert_routes: dict[int, set[int | None]] = dataclasses.field(default_factory=dict)
     """Block to the numbers of experts that its calls routed a position to. None: the experts were called with
     something else, or their tensors were read without a call of them."""
+    copied_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Block to the bytes of experts that one of its calls would copy, with their weights for every route."""
 
 
 class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -214,6 +216,10 @@ class ActivityMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.expert_routes.setdefault(block, set()).add(self._runner.num_routed)
         if handed is not None:
             self.log.expert_bytes[block] = self.log.expert_bytes.get(block, 0) + handed.hidden_bytes
+
+    def copy_experts(self, block: int, num_bytes: int) -> None:
+        """Note a call of experts in `block` that would copy so much of them elsewhere."""
+        self.log.copied_bytes[block] = max(self.log.copied_bytes.get(block, 0), num_bytes)
 
     def exit_experts(self, block: int) -> None:
         """Note that they have returned."""

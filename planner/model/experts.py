@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
+from transformers.generation.utils import GenerationMixin
 
 from bayplan.planner.model.activity import Handed
 from bayplan.planner.model.tensor_arguments import storage_key
@@ -65,6 +66,21 @@ def find_experts(model: nn.Module, blocks: Sequence[BlockSpec]) -> dict[int, Exp
     return found
 
 
+def experts_copied_in_steps(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the modules of experts whose weights `generate()` copies in its steps on accelerators.
+
+    For the time of its loop it has `batched_mm` in the place of `grouped_mm`, which gathers the weights of
+    every route; whether it does depends on the device of the model's first parameter alone.
+    """
+    if not hasattr(GenerationMixin, "_optimize_model_for_decode"):
+        return ()
+    return tuple(
+        module
+        for module in replaceable_experts(model)
+        if getattr(module.config, "_experts_implementation", None) == "grouped_mm"
+    )
+
+
 def _num_experts(module: nn.Module) -> int | None:
     """Return how many experts the tensors of a module are for; None if any is not divided among them."""
     counts = {
@@ -90,6 +106,23 @@ def hook_experts(module: nn.Module, index: int, mode: ActivityMode, stack: conte
     stack.callback(enter.remove)
     leave = module.register_forward_hook(lambda module, args, output: mode.exit_experts(index))
     stack.callback(leave.remove)
+
+
+def hook_copies(module: nn.Module, index: int, mode: ActivityMode, stack: contextlib.ExitStack) -> None:
+    """Tell `mode` what every call of experts in block `index` would copy, until `stack` closes.
+
+    Both products' weights are alive at once: the first ones are let go when the second ones are there.
+    """
+    tensors = (*module.parameters(), *module.buffers())
+    unit_bytes = sum(-(-tensor.nbytes // tensor.shape[0]) for tensor in tensors if tensor.dim() > 1)
+
+    def before(module: nn.Module, args: Arguments, kwargs: Named) -> None:
+        routes = args[1] if len(args) > 1 else kwargs.get("top_k_index")
+        if isinstance(routes, torch.Tensor):
+            mode.copy_experts(index, routes.numel() * unit_bytes)
+
+    enter = module.register_forward_pre_hook(before, with_kwargs=True)
+    stack.callback(enter.remove)
 
 
 def _handed(args: Arguments, kwargs: Named) -> Handed | None:

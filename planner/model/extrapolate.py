@@ -203,6 +203,7 @@ class _Curve:
             expert_flops=self.by_key([point.expert_flops for point in points]),
             expert_bytes=self.by_key([point.expert_bytes for point in points]),
             expert_routes=last.expert_routes,
+            copied_bytes=self.by_key([point.copied_bytes for point in points]),
         )
 
     def by_key(self, points: Sequence[Mapping[_Key, int]]) -> dict[_Key, int]:

@@ -235,6 +235,7 @@ def _observed_block(
         resident_reason=_observed_reason(index, blocks, tensors, observation),
         num_calls=max(figures.num_calls.get(index, 0) for figures in _all_figures(observation)),
         experts=None if experts is None else _experts(index, experts, blocks, tensors, observation),
+        copied_bytes=0 if observation.decode is None else observation.decode.copied_bytes.get(index, 0),
     )
 
 
@@ -312,6 +313,7 @@ def _graph_block(
     resident_reason: Reason | None,
     num_calls: int = 1,
     experts: BlockExperts | None = None,
+    copied_bytes: int = 0,
 ) -> GraphBlock:
     return GraphBlock(
         id=block.id,
@@ -323,6 +325,7 @@ def _graph_block(
         num_calls=num_calls,
         resident_reason=resident_reason,
         experts=experts,
+        copied_bytes=copied_bytes,
     )
 
 

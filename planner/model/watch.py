@@ -16,7 +16,13 @@ import transformers
 
 from bayplan.planner.model.activity import ActivityMode
 from bayplan.planner.model.cache_tensors import CACHE_ARGUMENTS
-from bayplan.planner.model.experts import find_experts, hook_experts, owners_of_experts
+from bayplan.planner.model.experts import (
+    experts_copied_in_steps,
+    find_experts,
+    hook_copies,
+    hook_experts,
+    owners_of_experts,
+)
 from bayplan.planner.model.known_values import MAX_KNOWN_ELEMENTS
 from bayplan.planner.model.operations import RealPathMode
 from bayplan.planner.model.tensor_arguments import storage_key
@@ -88,6 +94,11 @@ def watched(
                 _hook(block.module, index, mode, stack)
         for index, found in experts.items():
             hook_experts(found.module, index, mode, stack)
+        copied = experts_copied_in_steps(model)
+        for name, module in model.named_modules() if copied else ():
+            if module in copied:
+                index = block_of[f"{name}.{next(iter(module.state_dict()))}"]
+                hook_copies(module, index, mode, stack)
         stack.enter_context(_quiet())
         stack.enter_context(complete_outputs())
         stack.enter_context(torch.no_grad())

@@ -37,6 +37,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: tuple[int, ...]
     """Per device of the machine; used where something streams."""
 
+    @property
+    def splits_experts(self) -> bool:
+        """Whether the experts of any block are apart from it."""
+        return any(choice.experts is not None for choice in self.choices)
+
     def blocks_on(self, device: int) -> tuple[int, ...]:
         """Return the positions of the blocks that compute on `device`, ascending."""
         return tuple(index for index, choice in enumerate(self.choices) if choice.device == device)

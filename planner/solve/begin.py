@@ -32,7 +32,7 @@ def lean_answers(task: Task, devices: frozenset[int], *, can_stream: bool) -> It
     own = task
     if not can_stream:
         constraints = msgspec.structs.replace(task.constraints, no_spill=True)
-        own = Task(task.chain, task.machine, constraints, task.phase)
+        own = Task(task.chain, task.machine, constraints, task.phase, turn=task.turn)
     for may_wait in (False, True):
         answer = leanest_answer(own, may_wait=may_wait)
         if answer is not None and devices.issuperset(choice.device for choice in answer.choices):

@@ -108,7 +108,9 @@ def guessed_chain(known: Sequence[tuple[int, Chain]], count: int, low: int, high
 
 def _guessed_cost(first: Chain, index: int, guess: Callable[[Callable[[Chain], int]], int]) -> BlockRun:
     forms = tuple(
-        msgspec.structs.replace(form, workspace_bytes=guess(_workspace(index, number)))
+        msgspec.structs.replace(
+            form, workspace_bytes=guess(_workspace(index, number)), copied_bytes=guess(_copied(index, number))
+        )
         for number, form in enumerate(first.costs[index].forms)
     )
     return msgspec.structs.replace(
@@ -122,6 +124,10 @@ def _guessed_cost(first: Chain, index: int, guess: Callable[[Callable[[Chain], i
 
 def _workspace(index: int, number: int) -> Callable[[Chain], int]:
     return lambda chain: chain.costs[index].forms[number].workspace_bytes
+
+
+def _copied(index: int, number: int) -> Callable[[Chain], int]:
+    return lambda chain: chain.costs[index].forms[number].copied_bytes
 
 
 def _shape(chain: Chain) -> object:

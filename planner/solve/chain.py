@@ -66,9 +66,16 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def peak_bytes(cost: BlockRun, form: BlockForm) -> int:
-    """Return what is alive at most while a block runs, beyond the chain's `base_activation_bytes`."""
-    return max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
+def peak_bytes(cost: BlockRun, form: BlockForm, *, copies: bool = True) -> int:
+    """Return what is alive at most while a block runs, beyond the chain's `base_activation_bytes`.
+
+    Args:
+        cost: The block.
+        form: Which of its forms it has.
+        copies: Whether a step may copy experts. Where any are apart from their block, none are copied.
+    """
+    decode_bytes = cost.decode_activation_bytes + (form.copied_bytes if copies else 0)
+    return max(cost.prefill_activation_bytes, decode_bytes) + form.workspace_bytes
 
 
 def chain_from_graph(
@@ -95,7 +102,7 @@ def chain_from_graph(
         costs=tuple(_cost_of(block, own) for block, own in zip(graph.blocks, forms, strict=True)),
         kinds=kinds,
         ties=tuple(
-            ChainTie(positions=_positions(ids, group.fqns), num_bytes=aligned_bytes(group.num_bytes))
+            ChainTie(positions=tied_positions(ids, group.fqns), num_bytes=aligned_bytes(group.num_bytes))
             for group in graph.ties
         ),
         edges=tuple(
@@ -123,7 +130,7 @@ def chain_from_plan(plan: Plan) -> Chain:
         costs=unfold(plan.problem.runs),
         kinds={name: form.kind for name, form in plan.formats.items()},
         ties=tuple(
-            ChainTie(positions=_positions(ids, tie.fqns), num_bytes=aligned_bytes(tie.num_bytes))
+            ChainTie(positions=tied_positions(ids, tie.fqns), num_bytes=aligned_bytes(tie.num_bytes))
             for tie in plan.ties
         ),
         edges=plan.problem.edges,
@@ -149,7 +156,7 @@ def unfold(runs: tuple[BlockRun, ...]) -> tuple[BlockRun, ...]:
     return tuple(msgspec.structs.replace(run, count=1) for run in runs for _ in range(run.count))
 
 
-def _positions(ids: tuple[Fqn, ...], fqns: tuple[Fqn, ...]) -> tuple[int, ...]:
+def tied_positions(ids: tuple[Fqn, ...], fqns: tuple[Fqn, ...]) -> tuple[int, ...]:
     """Return which blocks hold `fqns`, ascending.
 
     A module registered under two paths is one block, under its first path: names under the other lie in none.

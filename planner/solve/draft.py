@@ -11,10 +11,15 @@ import msgspec
 from bayplan.planner.solve.cuts import Cut, add_cut, prefix_terms
 from bayplan.planner.solve.integer_program import IntegerProgram
 from bayplan.planner.solve.ladder import Ladder
-from bayplan.planner.solve.modes import GIBIBYTE, Rounding, Term
+from bayplan.planner.solve.modes import Narrowing, Rounding, Term
 from bayplan.planner.solve.segments import Segment, number_kinds, segments
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.problem import BlockForm
+
+GIBIBYTE = 2**30
+
+MAX_UNITS = 2.0**30
+"""Of a limit. Nothing small has as many, nor anything that is counted in GiB."""
 
 
 class Draft:
@@ -22,6 +27,7 @@ class Draft:
 
     Attributes:
         task: What is to be placed.
+        narrowing: Which ways are looked at.
         program: The solver's.
         kinds: Kind of each block.
         first: Kind -> position of its first block.
@@ -32,13 +38,21 @@ class Draft:
         segments: Stretches that repeat.
         cuts: Where each device but the last ends.
         time: Variable: the step, in milliseconds.
+        is_apart: Variable: whether the experts of any block are apart from it; None: it makes no difference.
+        unit_bytes: In what the rows count bytes: a power of two, by which integers divide exactly.
     """
 
-    def __init__(self, task: Task, rounding: Rounding | None, marks: Sequence[Hashable]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        rounding: Rounding | None = None,
+        marks: Sequence[Hashable] = (),
+        narrowing: Narrowing | None = None,
+    ) -> None:
         self.task = task
+        self.narrowing = narrowing or Narrowing()
         self.program = IntegerProgram()
         self._rungs = Ladder(task, is_above=rounding is not None and rounding.is_above)
-        self._margin_bytes = 0 if rounding is None else rounding.margin_bytes
         keys = [_key(task, index, self._rungs) for index in range(len(task.chain))]
         self.kinds = number_kinds(list(zip(keys, marks, strict=True)) if marks else keys)
         self.first = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
@@ -48,9 +62,18 @@ class Draft:
         self.group = {kind: number for number, kinds in enumerate(self.groups) for kind in kinds}
         self.segments: tuple[Segment, ...] = segments(self.kinds)
         self.levels = sorted(
-            {self.activation_level(kind, form) for kind in self.first for form in self.forms(kind)}
+            {
+                self.activation_level(kind, form, copies=copies)
+                for kind in self.first
+                for form in self.forms(kind)
+                for copies in {True, not task.splits_experts}
+            }
         )
+        self.unit_bytes = _unit_bytes(self._total_bytes())
+        margin_bytes = 0 if rounding is None else rounding.margin_bytes
+        self._margin_bytes = -(-margin_bytes * self.unit_bytes // GIBIBYTE)
         self.time = self.program.number()
+        self.is_apart = self.program.switch() if task.may_split_copied else None
         self.cuts = self._add_cuts()
 
     def forms(self, kind: int) -> tuple[int, ...]:
@@ -61,13 +84,23 @@ class Draft:
         """Return one of the forms of a block of `kind`."""
         return self.task.chain.costs[self.first[kind]].forms[form]
 
-    def activation_level(self, kind: int, form: int) -> int:
+    def activation_level(self, kind: int, form: int, *, copies: bool) -> int:
         """Return the activations of a device whose most demanding block is of this kind, in bytes."""
-        return self._rungs.level(self.first[kind], form)
+        return self._rungs.level(self.first[kind], form, copies=copies)
 
-    def limit_gib(self, budget_bytes: int) -> float:
-        """Return a budget as the rows have it, in GiB."""
-        return (budget_bytes - self._margin_bytes) / GIBIBYTE
+    def units(self, num_bytes: int) -> float:
+        """Return bytes as the rows have them."""
+        return num_bytes / self.unit_bytes
+
+    def limit_units(self, budget_bytes: int) -> float:
+        """Return a budget as the rows have it; more than anything could take is as good as that."""
+        return min(self.units(budget_bytes - self._margin_bytes), MAX_UNITS)
+
+    def _total_bytes(self) -> int:
+        """Return all that there is to place, and the activations of one device."""
+        chain = self.task.chain
+        blocks = sum(max(form.num_bytes for form in cost.forms) + cost.kv_bytes for cost in chain.costs)
+        return blocks + chain.scratch_bytes + self.levels[-1]
 
     def between_cuts(self, device: int, kind: int) -> tuple[list[Term], float]:
         """Return the terms, and a constant, of how many blocks of `kind` lie between a device's cuts."""
@@ -83,6 +116,16 @@ class Draft:
         for before, after in pairwise(cuts):
             self.program.at_most([*before.terms, *((v, -f) for v, f in after.terms)], 0.0)
         return cuts
+
+
+def _unit_bytes(total_bytes: int) -> int:
+    """Return in what bytes are counted: in GiB, or, of fewer bytes, in the power of two below their number.
+
+    The solver takes a row for kept that is missed by a millionth of a unit, which must be nothing beside any
+    block. Nor may units be much smaller than the whole: it scales rows, and calls programs impossible where a
+    row is missed by more than that, but by less than a millionth of itself (seen with 1.16.0).
+    """
+    return min(GIBIBYTE, 1 << max(0, total_bytes.bit_length() - 1))
 
 
 def _groups(first: Mapping[int, int], last: Mapping[int, int]) -> list[list[int]]:
@@ -114,6 +157,10 @@ def _key(task: Task, index: int, rungs: Ladder) -> Hashable:
         prefill_output_bytes=0,
         decode_output_bytes=0,
     )
-    levels = tuple(rungs.level(index, form) for form in range(len(cost.forms)))
+    levels = tuple(
+        rungs.level(index, form, copies=copies)
+        for form in range(len(cost.forms))
+        for copies in sorted({True, not task.splits_experts})
+    )
     pins = constraints.device[index], constraints.residency[index], constraints.form[index]
     return cost, levels, ties, pins

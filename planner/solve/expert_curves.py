@@ -6,18 +6,15 @@ a bound that is made of it is one, the same on every machine. Knows no model and
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import ceil, isqrt
+from math import isqrt
 from typing import NamedTuple
 
 PPM = 10**6
 
-_NUM_TANGENTS = 24
-_ROOT_STEPS = 1000
-"""Steps between 0 and 1 in which the first tangent's place is rounded."""
+_NUM_CHORDS = 24
 
 
-class Tangent(NamedTuple):
+class Chord(NamedTuple):
     """A line that the share of misses never lies below: `alpha_ppm - beta_ppm * slots / count`, in ppm."""
 
     alpha_ppm: int
@@ -93,24 +90,32 @@ def default_hit_ppm(slots: int, count: int, per_token: int) -> int:
     return isqrt(isqrt(PPM**4 * slots**3 // count**3))
 
 
-def tangents(count: int, per_token: int) -> tuple[Tangent, ...]:
-    """Return lines under the share of misses `1 - (slots / count) ** 0.75`, for a linear program.
+def chords(count: int, per_token: int) -> tuple[Chord, ...]:
+    """Return lines under the share of misses that `default_hit_ppm` leaves, for an integer program.
 
-    The curve is convex, so the highest of the lines is near it and never above, for any number of slots.
+    The share is convex, so a line through two neighbouring numbers of slots is above it between them only,
+    where no cache is; the highest of the lines is exact at both.
 
     Args:
         count: Experts of a layer.
-        per_token: Slots below which there is no cache: the lines touch the curve between there and `count`.
+        per_token: Slots below which there is no cache.
 
     Returns:
-        `_NUM_TANGENTS`, from the fewest slots to the most; one where a token needs all experts.
+        Through every two neighbours from `per_token` to `count`, or through `_NUM_CHORDS` pairs of them,
+        closer where there are few slots.
     """
     assert 1 <= per_token <= count
-    # At c = t ** 4 both numbers are rational: 1 - t ** 3 / 4 and 3 / (4 t).
-    first = Fraction(max(1, isqrt(isqrt(_ROOT_STEPS**4 * per_token // count))), _ROOT_STEPS)
+    numbers = list(range(per_token, count))
+    if len(numbers) > _NUM_CHORDS:
+        steps = [(number / (_NUM_CHORDS - 1)) ** 2 for number in range(_NUM_CHORDS)]
+        numbers = [per_token + round((len(numbers) - 1) * step) for step in steps]
+    missing = [PPM - default_hit_ppm(slots, count, per_token) for slots in range(count + 1)]
     lines = []
-    for number in range(_NUM_TANGENTS):
-        root = first + (1 - first) * Fraction(number, _NUM_TANGENTS - 1)
-        alpha_ppm = PPM - ceil(PPM * root**3 / 4)
-        lines.append(Tangent(alpha_ppm, ceil(3 * PPM / (4 * root))))
-    return tuple(dict.fromkeys(lines))
+    for slots in dict.fromkeys(numbers):
+        beta_ppm = count * (missing[slots] - missing[slots + 1])
+        # Rounded to millionths, the curve is not quite convex.
+        alpha_ppm = min(
+            (count * missing[other] + beta_ppm * other) // count for other in range(per_token, count + 1)
+        )
+        lines.append(Chord(alpha_ppm, beta_ppm))
+    return tuple(dict.fromkeys(lines)) or (Chord(0, 0),)

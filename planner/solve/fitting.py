@@ -49,18 +49,27 @@ def leanest_answer(task: Task, *, may_wait: bool = True) -> Answer | None:
         task: Budgets of devices hold; host memory that devices and waiting weights share is not looked at.
         may_wait: Whether weights may wait in host memory; if not, what streams comes from disks.
     """
+    answer = _leanest(task, may_wait=may_wait, copies=True)
+    if answer is not None or not task.may_split_copied:
+        return answer
+    # With experts apart anywhere, those that stay with their block are not copied either.
+    without = _leanest(task, may_wait=may_wait, copies=False)
+    return without if without is not None and without.splits_experts else None
+
+
+def _leanest(task: Task, *, may_wait: bool, copies: bool) -> Answer | None:
     end = len(task.chain)
     owners = {tie.positions[0] for tie in task.chain.ties}
     found: list[_Stretch] = []
     for device in range(len(task.machine.devices)):
-        room = Room(task, device, may_wait=may_wait)
+        room = Room(task, device, may_wait=may_wait, copies=copies)
         own: list[_Stretch] = []
         for start, before in _starts(task, found, owners, device):
             reach = room.reach(start)
             if reach > start:
                 own.append(_Stretch(device=device, start=start, reach=reach, before=before))
-            if reach == end:
-                return _answer(task, own[-1], may_wait=may_wait)
+            if reach == end and task.way_back_ns(device) is not None:
+                return _answer(task, own[-1], may_wait=may_wait, copies=copies)
         found += own
     return None
 
@@ -78,7 +87,9 @@ def _starts(
         if task.machine.hop_ns(before.device, device, 0) is None:
             continue
         inside = {owner for owner in owners if before.start < owner < before.reach}
-        for start in sorted({*inside, before.reach}, reverse=True):
+        # Who reaches the end has no way back: a device that has one takes the last block.
+        latest = {min(before.reach, len(task.chain) - 1)} - {before.start}
+        for start in sorted(inside | latest, reverse=True):
             if start not in seen:
                 seen.add(start)
                 yield start, before
@@ -87,13 +98,14 @@ def _starts(
 class Room:
     """What blocks need on one device, in each of the ways that make sense."""
 
-    def __init__(self, task: Task, device: int, *, may_wait: bool) -> None:
+    def __init__(self, task: Task, device: int, *, may_wait: bool, copies: bool = True) -> None:
         """Look up what every block needs on `device`; see `leanest_answer`."""
         import numpy as np
 
         self._task = task
         self._device = device
         self._may_wait = may_wait
+        self._copies = copies
         chain = task.chain
         self._ways = [tuple(self.ways(index)) for index in range(len(chain))]
         every = [way for own in self._ways for way in own]
@@ -147,7 +159,7 @@ class Room:
         cost = task.chain.costs[index]
         tiers = (Residency.RESIDENT, Residency.STREAM_DISK, *((Residency.STREAM_HOST,) * self._may_wait))
         for number, form in enumerate(cost.forms):
-            level = peak_bytes(cost, form)
+            level = peak_bytes(cost, form, copies=self._copies)
             for residency in tiers:
                 choice = Choice(device=device, residency=residency, form=number)
                 if task.may(index, choice):
@@ -159,9 +171,9 @@ class Room:
                         level=level,
                     )
             if task.may(index, Choice(device=device, form=number)):
-                yield from self._apart(index, number, level)
+                yield from self._apart(index, number)
 
-    def _apart(self, index: int, number: int, level: int) -> Iterator[Way]:
+    def _apart(self, index: int, number: int) -> Iterator[Way]:
         """Yield how the block at `index` can be had with its experts apart, in caches as small as can be."""
         task, device, cost = self._task, self._device, self._task.chain.costs[index]
         experts, form = cost.experts, cost.forms[number]
@@ -179,7 +191,7 @@ class Room:
                 choice=Choice(device=device, form=number, experts=split),
                 num_bytes=num_bytes,
                 flight_bytes=flight,
-                level=level,
+                level=peak_bytes(cost, form, copies=False),
             )
 
 
@@ -206,11 +218,12 @@ def _least(ways: tuple[Way, ...], room: tuple[int, int], level: int) -> tuple[in
     return best
 
 
-def _answer(task: Task, last: _Stretch, *, may_wait: bool) -> Answer:
+def _answer(task: Task, last: _Stretch, *, may_wait: bool, copies: bool) -> Answer:
     choices: list[Choice] = []
     stop, stretch = len(task.chain), last
     while True:
-        choices[:0] = Room(task, stretch.device, may_wait=may_wait).choices(stretch.start, stop)
+        room = Room(task, stretch.device, may_wait=may_wait, copies=copies)
+        choices[:0] = room.choices(stretch.start, stop)
         if stretch.before is None:
             break
         stop, stretch = stretch.start, stretch.before

@@ -15,6 +15,7 @@ from bayplan.planner.solve.feasible import is_feasible
 from bayplan.planner.solve.fitting import leanest_answer
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Problem
+from bayplan.planner.solve.returning import views
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.errors import BayplanError, Infeasible, first_and_more
 from bayplan.schemas.hardware import Device
@@ -62,7 +63,7 @@ def infeasible(problem: Problem) -> BayplanError:
             hint="a declared host computes only with --cpu; see --max-memory for budgets",
         )
     contradiction = _pinned_apart(problem)
-    if contradiction is None and leanest_answer(_roomy(problem)) is None:
+    if contradiction is None and not any(leanest_answer(own) for own in views(_roomy(problem))):
         contradiction = _no_way(problem)
     if contradiction is not None:
         return contradiction
@@ -109,13 +110,18 @@ def _roomy(problem: Problem) -> Task:
 
 
 def _pinned_apart(problem: Problem) -> Infeasible | None:
-    """Return the error for pins that no order of devices meets."""
-    order = [device.id for device in problem.machine.devices]
+    """Return the error for pins that no order of devices meets, also where the last blocks come back."""
+    found = [_out_of_order(own) for own in views(problem.task())]
+    return found[0] if all(found) else None
+
+
+def _out_of_order(task: Task) -> Infeasible | None:
+    order = [device.id for device in task.machine.devices]
     latest, before = -1, ""
-    for index, pinned in enumerate(problem.constraints.device):
+    for index, pinned in enumerate(task.constraints.device):
         if pinned is None:
             continue
-        name = problem.chain.ids[index]
+        name = task.chain.ids[index]
         if pinned not in order:
             return Infeasible(
                 f"pinned to a device that may hold nothing: {pinned}",

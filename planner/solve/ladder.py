@@ -29,9 +29,10 @@ class Ladder:
         self._is_above = is_above
         exact = sorted(
             {
-                self._exact(index, form)
+                self._exact(index, form, copies=copies)
                 for index, cost in enumerate(task.chain.costs)
                 for form in range(len(cost.forms))
+                for copies in {True, not task.splits_experts}
             }
         )
         # Cut where neighbours differ most, and below the highest, which somewhere is the peak in any case.
@@ -43,14 +44,20 @@ class Ladder:
             exact[stop - 1] if is_above else exact[start] for start, stop in zip(starts, stops, strict=True)
         ]
 
-    def level(self, index: int, form: int) -> int:
-        """Return the rounded activations of a device whose most demanding block is this one, in bytes."""
-        exact = self._exact(index, form)
+    def level(self, index: int, form: int, *, copies: bool = True) -> int:
+        """Return the rounded activations of a device whose most demanding block is this one, in bytes.
+
+        Args:
+            index: Its position.
+            form: Which of its forms it has.
+            copies: Whether a step may copy its experts; False only where the task lets them be apart.
+        """
+        exact = self._exact(index, form, copies=copies)
         if self._is_above:
             return self._rungs[bisect_left(self._rungs, exact)]
         return self._rungs[bisect_right(self._rungs, exact) - 1]
 
-    def _exact(self, index: int, form: int) -> int:
+    def _exact(self, index: int, form: int, *, copies: bool) -> int:
         chain = self._task.chain
         cost = chain.costs[index]
-        return chain.activation_bytes(peak_bytes(cost, cost.forms[form]))
+        return chain.activation_bytes(peak_bytes(cost, cost.forms[form], copies=copies))

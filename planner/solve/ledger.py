@@ -58,7 +58,11 @@ def ledger_of(task: Task, answer: Answer, device: int) -> Ledger:
     return Ledger(
         weights=(weights_hi - padding, weights_hi),
         kv=(kv, kv),
-        activations=activation_bounds(activation_bytes(task, answer, blocks)),
+        activations=(
+            # Copies of experts are made by `generate()` alone.
+            activation_bounds(activation_bytes(task, answer, blocks, copies=False))[0],
+            activation_bounds(activation_bytes(task, answer, blocks))[1],
+        ),
         staging=(staging, staging),
         load_transient=(0, 0),
         runtime=runtime_bounds(own.backend),
@@ -87,10 +91,19 @@ def cache_bytes(task: Task, answer: Answer, blocks: Sequence[int]) -> int:
     return total + in_flight
 
 
-def activation_bytes(task: Task, answer: Answer, blocks: Sequence[int]) -> int:
-    """Return what is alive at most while one of `blocks` runs, besides weights and cache."""
+def activation_bytes(task: Task, answer: Answer, blocks: Sequence[int], *, copies: bool = True) -> int:
+    """Return what is alive at most while one of `blocks` runs, besides weights and cache.
+
+    Args:
+        task: The problem.
+        answer: Its placement.
+        blocks: Those of one device.
+        copies: Whether steps may copy experts. They do not where any are apart from their block: all are
+            then computed one by one, by which the bits are those of experts that come and go.
+    """
+    copies = copies and not answer.splits_experts
     return task.chain.base_activation_bytes + max(
-        peak_bytes(task.chain.costs[index], task.form(index, answer)) for index in blocks
+        peak_bytes(task.chain.costs[index], task.form(index, answer), copies=copies) for index in blocks
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bayplan.planner.solve.draft import Draft
 from bayplan.planner.solve.experts import ExpertsResidency, in_flight_bytes
 from bayplan.planner.solve.experts import slot_bytes as expert_slot_bytes
-from bayplan.planner.solve.modes import GIBIBYTE, SLOT_COUNTS, Mode, Stage
+from bayplan.planner.solve.modes import Mode, Stage
 from bayplan.planner.solve.split import dense_bytes, host_bytes
 from bayplan.schemas.types import Residency
 
@@ -15,7 +15,7 @@ def add_slots(draft: Draft, stage: Stage) -> None:
     program = draft.program
     budget = draft.task.machine.budgets[stage.device]
     for size in sorted({mode.form.parameter_bytes for mode in stage.streamed}):
-        for num_slots in SLOT_COUNTS:
+        for num_slots in draft.narrowing.slot_counts:
             if num_slots * size <= budget:
                 stage.slots[num_slots, size] = program.switch()
     program.at_most([*((switch, 1.0) for switch in stage.slots.values()), (stage.is_used, -1.0)], 0.0)
@@ -32,24 +32,41 @@ def add_memory(draft: Draft, stage: Stage) -> None:
     """Weights, cache, slots, activations and tied storages are within the budget."""
     program, chain = draft.program, draft.task.chain
     for mode in stage.modes:
-        stage.memory.append((mode.variable, _resident_bytes(draft, mode) / GIBIBYTE))
+        stage.memory.append((mode.variable, draft.units(_resident_bytes(draft, mode))))
     stage.memory += [
-        (switch, num_slots * size / GIBIBYTE) for (num_slots, size), switch in stage.slots.items()
+        (switch, draft.units(num_slots * size)) for (num_slots, size), switch in stage.slots.items()
     ]
     # The peak of activations is that of the most demanding block that is there: a ladder of switches.
-    stage.memory.append((stage.is_used, (chain.scratch_bytes + draft.levels[0]) / GIBIBYTE))
+    stage.memory.append((stage.is_used, draft.units(chain.scratch_bytes + draft.levels[0])))
     below = stage.is_used
     for lower, level in zip(draft.levels, draft.levels[1:], strict=False):
         step = program.switch()
         program.at_most([(step, 1.0), (below, -1.0)], 0.0)
-        stage.memory.append((step, (level - lower) / GIBIBYTE))
+        stage.memory.append((step, draft.units(level - lower)))
         for mode in stage.modes:
-            if draft.activation_level(mode.kind, mode.choice.form) >= level:
-                program.at_most([(mode.variable, 1.0), (step, -float(draft.count[mode.kind]))], 0.0)
+            _add_rung(draft, mode, step, level)
         below = step
     _add_replicas(draft, stage)
     _add_caches(draft, stage)
-    program.at_most(stage.memory, draft.limit_gib(draft.task.machine.budgets[stage.device]))
+    program.at_most(stage.memory, draft.limit_units(draft.task.machine.budgets[stage.device]))
+
+
+def _add_rung(draft: Draft, mode: Mode, step: int, level: int) -> None:
+    """Blocks in a mode that has such activations need `step`; without copies of experts perhaps not."""
+    kind, form, count = mode.kind, mode.choice.form, float(draft.count[mode.kind])
+    if draft.activation_level(kind, form, copies=mode.choice.experts is None) < level:
+        return
+    terms = [(mode.variable, 1.0), (step, -count)]
+    if draft.is_apart is not None and draft.activation_level(kind, form, copies=False) < level:
+        terms.append((draft.is_apart, -count))
+    draft.program.at_most(terms, 0.0)
+
+
+def add_apart(draft: Draft, stages: list[Stage]) -> None:
+    """Experts are apart somewhere only if a block has them so."""
+    if draft.is_apart is not None:
+        modes = [mode for stage in stages for mode in stage.modes if mode.choice.experts is not None]
+        draft.program.at_most([(draft.is_apart, 1.0), *((mode.variable, -1.0) for mode in modes)], 0.0)
 
 
 def _resident_bytes(draft: Draft, mode: Mode) -> int:
@@ -68,7 +85,7 @@ def _add_replicas(draft: Draft, stage: Stage) -> None:
     program = draft.program
     for tie in draft.task.chain.ties:
         replica = program.switch()
-        stage.memory.append((replica, tie.num_bytes / GIBIBYTE))
+        stage.memory.append((replica, draft.units(tie.num_bytes)))
         owner = draft.kinds[tie.positions[0]]
         there = [(mode.variable, 1.0) for mode in stage.modes if mode.kind == owner]
         for kind in {draft.kinds[position] for position in tie.positions[1:]} - {owner}:
@@ -88,7 +105,7 @@ def _add_caches(draft: Draft, stage: Stage) -> None:
         program.at_most([(mode.slots, 1.0), (mode.variable, 1.0 - experts.count)], 0.0)
         program.at_least([(mode.slots, 1.0), (mode.variable, -float(experts.per_token))], 0.0)
         unit_bytes = mode.form.unit_bytes
-        stage.memory.append((mode.slots, expert_slot_bytes(unit_bytes) / GIBIBYTE))
+        stage.memory.append((mode.slots, draft.units(expert_slot_bytes(unit_bytes))))
         size = in_flight_bytes(unit_bytes, experts.per_token)
         if size not in in_flight:
             in_flight[size] = program.switch()
@@ -99,7 +116,7 @@ def _add_caches(draft: Draft, stage: Stage) -> None:
         for switch in in_flight.values():
             if switch != in_flight[smallest]:
                 program.at_most([(switch, 1.0), (in_flight[smallest], -1.0)], 0.0)
-        stage.memory.append((in_flight[smallest], smallest / GIBIBYTE))
+        stage.memory.append((in_flight[smallest], draft.units(smallest)))
 
 
 def add_hosts(draft: Draft, stages: list[Stage]) -> None:
@@ -108,16 +125,16 @@ def add_hosts(draft: Draft, stages: list[Stage]) -> None:
     for node in range(len(machine.inventory.nodes)):
         own = [stage for stage in stages if machine.nodes[stage.device] == node]
         waiting = [
-            (mode.variable, num_bytes / GIBIBYTE)
+            (mode.variable, draft.units(num_bytes))
             for stage in own
             for mode in stage.modes
             if (num_bytes := _waiting_bytes(draft, mode))
         ]
         inside = [term for stage in own if machine.lies_in_host_memory(stage.device) for term in stage.memory]
         if waiting or inside:
-            draft.program.at_most([*waiting, *inside], draft.limit_gib(machine.host_budgets[node]))
+            draft.program.at_most([*waiting, *inside], draft.limit_units(machine.host_budgets[node]))
         if waiting and machine.pinned_budgets[node] < machine.host_budgets[node]:
-            draft.program.at_most(waiting, draft.limit_gib(machine.pinned_budgets[node]))
+            draft.program.at_most(waiting, draft.limit_units(machine.pinned_budgets[node]))
 
 
 def _waiting_bytes(draft: Draft, mode: Mode) -> int:

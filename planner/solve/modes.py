@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from bayplan.planner.solve.answer import Choice
+from bayplan.planner.solve.experts import ExpertsResidency
 from bayplan.schemas.problem import BlockForm
 
 MILLISECOND = 1_000_000
-"""Times are given to the solver in milliseconds, bytes in GiB: numbers neither large nor small."""
-GIBIBYTE = 2**30
+"""Times are given to the solver in milliseconds, bytes in units that `Draft` chooses: numbers neither large
+nor small."""
 
 SLOT_COUNTS = (1, 2, 3)
 """Slots that a streaming device may have. One is the least memory and no overlap; evenly spaced blocks reach
@@ -25,9 +26,18 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
     """How a program is made stricter than it is, so that its answer fits exactly."""
 
     margin_bytes: int
-    """Kept free of every budget, against the solver's tolerance."""
+    """Kept free of every budget, against the solver's tolerance; where all is less than a GiB, as large a
+    share of its unit."""
     is_above: bool
     """Whether activations are rounded up to the rungs of the ladder instead of down."""
+
+
+class Narrowing(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ways a program looks at, of all there are: it bounds nothing, but may give a better begin."""
+
+    slot_counts: tuple[int, ...] = SLOT_COUNTS
+    experts: tuple[ExpertsResidency, ...] = tuple(ExpertsResidency)
+    """Where experts may live apart from their block."""
 
 
 class Mode(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +68,20 @@ class Fetching(msgspec.Struct, frozen=True, kw_only=True):
     """Of it, if the caches were empty."""
 
 
+class StreamingGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of kinds of which blocks can stream."""
+
+    group: int
+    switch: int
+    """Variable: whether any does."""
+    compute_ms: float
+    """Least of one block."""
+    transfer_ms: float
+    """Likewise."""
+    longest_ms: float
+    """Transfer of one block at most."""
+
+
 class Stage(msgspec.Struct, kw_only=True):
     """Variables of one device."""
 
@@ -69,7 +93,7 @@ class Stage(msgspec.Struct, kw_only=True):
     slots: dict[tuple[int, int], int]
     """Number of slots and their size -> switch."""
     memory: list[Term]
-    """GiB that it takes."""
+    """Units of bytes that it takes."""
     fetching: list[Fetching]
     early: list[tuple[Mode, int]]
     """Per streaming mode, how many of its blocks are there when the window opens."""

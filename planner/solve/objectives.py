@@ -6,6 +6,7 @@ another time first; `balanced` and `sequential` are what users of accelerate kno
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 import msgspec
@@ -16,10 +17,10 @@ from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.machine import Machine
-from bayplan.planner.solve.placement import SearchOptions, Solution, place
+from bayplan.planner.solve.placement import RELATIVE_GAP, SearchOptions, Solution, place
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
-from bayplan.schemas.types import Objective
+from bayplan.schemas.types import BoundClass, Objective
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +91,50 @@ def place_for(problem: Problem, deadline: Deadline | None = None) -> Placed | No
 def _most_batches(problem: Problem, options: SearchOptions) -> Placed | None:
     """Return the placement with the fastest pace, over all numbers of batches up to that of devices.
 
-    The bound is the least of all: whatever the number of batches, no placement is faster.
+    Where rounding comes first, only numbers of batches count that need no more of it than one batch does.
+    The bound is the least of those that count: with none of them is a placement faster.
     """
     found = list(_paced(problem, options))
     if not found:
         return None
-    best = min(found, key=lambda placed: (placed.solution.step_ns, placed.batches_in_flight))
-    bound_ns = min(placed.solution.lower_bound_ns for placed in found)
+    counted = _least_rounded(found) if problem.is_auto else found
+    best = min(counted, key=lambda placed: (placed.solution.step_ns, placed.batches_in_flight))
+    bound_ns = min(placed.solution.lower_bound_ns for placed in counted)
     solution = msgspec.structs.replace(best.solution, lower_bound_ns=bound_ns)
     return msgspec.structs.replace(best, solution=solution)
+
+
+def _least_rounded(found: list[Placed]) -> list[Placed]:
+    """Return those that leave room for what `auto` wants first: no streaming, then little rounding."""
+    least = min(_room(placed) for placed in found)
+    alike = [placed for placed in found if _room(placed) is least]
+    if least is _Room.STREAMED:
+        return alike  # where something streams in any case, rounding comes second
+    rounded = [_quantized_bytes(placed) for placed in alike]
+    # Each search may miss the fewest by its gap, and then use as much again to be faster.
+    most = min(rounded) * (1 + RELATIVE_GAP) ** 2
+    return [placed for placed, num_bytes in zip(alike, rounded, strict=True) if num_bytes <= most]
+
+
+class _Room(enum.IntEnum):
+    """Where everything fits, in the order in which the search tries it."""
+
+    ACCELERATORS = enum.auto()
+    ANY_DEVICE = enum.auto()
+    STREAMED = enum.auto()
+
+
+def _room(placed: Placed) -> _Room:
+    if placed.solution.bound_class is not BoundClass.CONTIGUOUS_RESIDENT:
+        return _Room.STREAMED
+    used = {choice.device for choice in placed.solution.answer.choices}
+    accelerators = placed.task.machine.accelerators
+    return _Room.ACCELERATORS if used <= accelerators or not accelerators else _Room.ANY_DEVICE
+
+
+def _quantized_bytes(placed: Placed) -> int:
+    task, answer = placed.task, placed.solution.answer
+    return sum(task.form(index, answer).quantized_bytes for index in range(len(task.chain)))
 
 
 def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed]:

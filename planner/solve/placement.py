@@ -1,17 +1,21 @@
 """The best placement of a task, and a proof of how far it may be from the best there is.
 
 What fits the accelerators is never streamed. Where everything stays, a dynamic program is exact; where
-something streams, or several forms are to choose from, a mixed-integer program gives the counts and the lower
-bound, even spacing and a descent the schedule, and the simulator its time.
+something streams, another one often is (`stages`). Where devices share what counts, or several forms are to
+choose from, a mixed-integer program gives the counts and the lower bound, even spacing and a descent the
+schedule, and the simulator its time.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
 from bayplan.planner.solve.answer import Answer
 from bayplan.planner.solve.begin import lean_answers
 from bayplan.planner.solve.deadline import Deadline
+from bayplan.planner.solve.either_way import Nothing, best_of_both
 from bayplan.planner.solve.exhaustive import MAX_BLOCKS, Exhaustive
 from bayplan.planner.solve.integer_program import End, Found
 from bayplan.planner.solve.ledger import shortages
@@ -19,13 +23,18 @@ from bayplan.planner.solve.modes import MILLISECOND, Rounding
 from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.program import PlacementProgram
 from bayplan.planner.solve.resident import resident_answer
+from bayplan.planner.solve.restarts import restarted
 from bayplan.planner.solve.spacing import arrangements
+from bayplan.planner.solve.stages import Staged, best_stages
 from bayplan.planner.solve.task import Task
-from bayplan.planner.solve.timeline import paced_step_ns
+from bayplan.planner.solve.timeline import paced_step_ns, step_ns
 from bayplan.schemas.types import BoundClass, SolverStatus
 
 RELATIVE_GAP = 5e-4
 """Share by which the program's answer may be from its optimum."""
+
+GOOD_ENOUGH = 1e-3
+"""Share by which a placement may be above the bound without the search beginning again elsewhere."""
 
 TIE_GAP, TIE_NODES = 1e-2, 300
 """Likewise, and branches explored, where only a tie is broken."""
@@ -66,6 +75,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the time to load comes before the time of a step."""
     num_batches: int = 1
     """In flight."""
+    limit_ns: int | None = None
+    """Of a step: slower placements are of no interest. None: none are too slow."""
     deadline: Deadline = msgspec.field(default_factory=Deadline)
 
     def is_plain(self, *, can_stream: bool) -> bool:
@@ -86,16 +97,29 @@ def place(task: Task, options: SearchOptions | None = None) -> Solution | None:
         return None
     only = task.machine.accelerators or everything
     if not any(task.constraints.must_stream(index) for index in range(len(task.chain))):
-        found = _resident(task, only, asked)
+        found = _kept(task, only, asked)
         if found is None and task.constraints.no_spill and only != everything:
-            found = _resident(task, everything, asked)
+            found = _kept(task, everything, asked)
         if found is not None or task.constraints.no_spill:
             return found
-    return _by_program(task, asked, can_stream=True, only=everything)
+
+    def search(own: Task, how: SearchOptions) -> Solution | Nothing | None:
+        return _by_program(own, how, can_stream=True, only=everything)
+
+    return best_of_both(task, asked, everything, search, rounds_least=False)
 
 
-def _resident(task: Task, only: frozenset[int], options: SearchOptions) -> Solution | None:
+def _kept(task: Task, only: frozenset[int], options: SearchOptions) -> Solution | None:
     """Return the best placement on `only` that keeps everything there."""
+
+    def search(own: Task, how: SearchOptions) -> Solution | Nothing | None:
+        return _resident(own, only, how)
+
+    return best_of_both(task, options, only, search, rounds_least=options.is_auto)
+
+
+def _resident(task: Task, only: frozenset[int], options: SearchOptions) -> Solution | Nothing | None:
+    """Return the best placement of a chain, turned or not, on `only` that keeps everything there."""
     chain, constraints = task.chain, task.constraints
     has_choice = any(len(constraints.forms(chain, index)) > 1 for index in range(len(chain)))
     if has_choice or options.needs_program:
@@ -118,21 +142,43 @@ def _resident(task: Task, only: frozenset[int], options: SearchOptions) -> Solut
 
 def _by_program(
     task: Task, options: SearchOptions, *, can_stream: bool, only: frozenset[int]
-) -> Solution | None:
+) -> Solution | Nothing | None:
     def time_ns(own: Task, answer: Answer) -> int | None:
         return paced_step_ns(own, answer, options.num_batches)
 
     rounds_least = options.is_auto and not can_stream
     polisher = Polisher(task, MAX_SIMULATIONS, time_ns, options.deadline, rounds_least=rounds_least)
+    staged: Staged | None = None
+    if can_stream and options.is_plain(can_stream=True):
+        staged = best_stages(task, only, polisher, options.deadline, limit_ns=options.limit_ns)
+        if staged is None or (options.limit_ns is not None and staged.lower_bound_ns > options.limit_ns):
+            return None
+        if (proven := _proven(task, staged)) is not None:
+            return proven
     begin, proof = _begun(task, options, polisher, can_stream=can_stream, only=only)
-    if begin is None:
+    if begin is None and proof.end is End.INFEASIBLE:
         return None
     lower_ns = bound_ns(proof.bound)
-    answer = begin
+    if staged is not None:
+        lower_ns = max(lower_ns, staged.lower_bound_ns)
+        begin = polisher.best(answer for answer in (begin, staged.answer) if answer is not None)
     status = _STATUSES[proof.end]
+    if begin is None:
+        return Nothing(lower_bound_ns=lower_ns, status=status)
+    answer = begin
     if not options.loads_first:
         # Within the program's own gap an even spacing is easier to review than one that gains nothing proven.
         answer = polisher.improved(begin, good_enough_ns=lower_ns + int(lower_ns * RELATIVE_GAP))
+        if can_stream:
+            answer = restarted(
+                task,
+                answer,
+                polisher,
+                only=only,
+                num_batches=options.num_batches,
+                good_enough_ns=lower_ns + int(lower_ns * GOOD_ENOUGH),
+                deadline=options.deadline,
+            )
     step = _certain(time_ns(task, answer))
     is_plain = options.is_plain(can_stream=can_stream) and not task.splits_experts
     if step > lower_ns and is_plain and len(task.chain) <= MAX_BLOCKS:
@@ -146,6 +192,23 @@ def _by_program(
         lower_bound_ns=lower_ns,
         bound_class=BoundClass.CONTIGUOUS if can_stream else BoundClass.CONTIGUOUS_RESIDENT,
         status=SolverStatus.TIME_LIMIT if options.deadline.has_ended_search else status,
+    )
+
+
+def _proven(task: Task, staged: Staged) -> Solution | None:
+    """Return the solution by stages if nothing is much faster; in a small problem, if nothing is faster."""
+    if staged.answer is None:
+        return None
+    step, lower_ns = _certain(step_ns(task, staged.answer)), staged.lower_bound_ns
+    spare_ns = 0 if len(task.chain) <= MAX_BLOCKS else int(lower_ns * RELATIVE_GAP)
+    if step > lower_ns + spare_ns:
+        return None
+    return Solution(
+        answer=staged.answer,
+        step_ns=step,
+        lower_bound_ns=lower_ns,
+        bound_class=BoundClass.CONTIGUOUS,
+        status=SolverStatus.OPTIMAL,
     )
 
 
@@ -166,11 +229,17 @@ def _begun(
             num_batches=options.num_batches,
             rounding=rounding,
         )
+        if options.limit_ns is not None:
+            program.limit([(program.time, 1.0)], options.limit_ns / MILLISECOND)
         found, proof = _solved(program, options, can_stream=can_stream)
         if first is None:
             first = proof
             if found.end is End.INFEASIBLE:
-                return None, first
+                begin = polisher.best(lean_answers(task, only, can_stream=can_stream))
+                if begin is None or polisher.step_ns(begin) > (options.limit_ns or math.inf):
+                    return None, first
+                # The solver's tolerance is absolute: where rates differ by too much it may be wrong.
+                return begin, msgspec.structs.replace(first, end=End.WORK_LIMIT, bound=0.0)
         if not found.values:
             break
         begin = polisher.best(arrangements(task, program.counts(found), program.kinds))
@@ -193,7 +262,7 @@ def _solved(program: PlacementProgram, options: SearchOptions, *, can_stream: bo
     """
     gap, deadline = RELATIVE_GAP, options.deadline
     time = [(program.time, 1.0)]
-    quantized = program.quantized_gib()
+    quantized = program.quantized()
     if quantized and options.is_auto and not can_stream:
         fewest = program.minimise(quantized, relative_gap=gap, deadline=deadline)
         if not fewest.values:
@@ -214,7 +283,7 @@ def _solved(program: PlacementProgram, options: SearchOptions, *, can_stream: bo
     program.limit(time, found.objective * (1 + gap))
     weighted = [(variable, ROUNDING_WEIGHT * factor) for variable, factor in quantized]
     fewest = program.minimise(
-        [*weighted, *program.moved_gib()],
+        [*weighted, *program.moved()],
         relative_gap=TIE_GAP,
         max_nodes=TIE_NODES,
         deadline=deadline,

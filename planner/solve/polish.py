@@ -65,6 +65,16 @@ class Polisher:
         self._known[answer] = rank
         return rank
 
+    def step_ns(self, answer: Answer) -> int:
+        """Return the time of a placement that works, in nanoseconds."""
+        rank = self.rank(answer)
+        assert rank is not None, "it works"
+        return rank[self._rounds_least]
+
+    def allow(self, max_simulations: int) -> None:
+        """Let so many placements be simulated at most from here on."""
+        self._left = max_simulations
+
     def best(self, answers: Iterable[Answer]) -> Answer | None:
         """Return the best of `answers` that works; None: none does."""
         ranked = [(rank, number, one) for number, one in enumerate(answers) if (rank := self.rank(one))]
@@ -123,9 +133,9 @@ class Polisher:
         return quantized, streamed, sum(answer.num_slots)
 
     def _moved(self, answer: Answer, index: int, reach: int) -> Iterator[Answer]:
-        """Yield placements in which a streamed block changes places with one of its size, nearest first."""
+        """Yield placements in which a block changes places with one of its size that stays, nearest first."""
         choices, choice = answer.choices, answer.choices[index]
-        if not choice.streams:
+        if not choice.streams and choice.experts is None:
             return
         size = self._task.form(index, answer).parameter_bytes
         for step in (-1, 1):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from bayplan.planner.solve.answer import Answer
 from bayplan.planner.solve.cost import duration_ns
 from bayplan.planner.solve.ledger import ledger_of, waiting_bytes
-from bayplan.planner.solve.objectives import Placed
 from bayplan.planner.solve.simulate import steady_step_ns, step_ends_ns
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import slots_of, visits
 from bayplan.schemas.plan import Workload
 from bayplan.schemas.types import Objective
+
+if TYPE_CHECKING:
+    from bayplan.planner.solve.objectives import Placed
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.draft import Draft
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts
 from bayplan.planner.solve.integer_program import MAX_NODES, End, Found
-from bayplan.planner.solve.memory_rows import add_hosts, add_memory, add_slots, reads_at_load
-from bayplan.planner.solve.modes import GIBIBYTE, Counts, Mode, Rounding, Stage, Term
+from bayplan.planner.solve.memory_rows import add_apart, add_hosts, add_memory, add_slots, reads_at_load
+from bayplan.planner.solve.modes import Counts, Mode, Narrowing, Rounding, Stage, Term
 from bayplan.planner.solve.split import split_residencies, split_visit
 from bayplan.planner.solve.symmetry import add_symmetry
 from bayplan.planner.solve.task import Task
@@ -36,6 +36,7 @@ class PlacementProgram:
         only: frozenset[int] | None = None,
         num_batches: int = 1,
         rounding: Rounding | None = None,
+        narrowing: Narrowing | None = None,
         marks: Sequence[Hashable] = (),
     ) -> None:
         """Set the program up.
@@ -46,14 +47,16 @@ class PlacementProgram:
             only: Devices that may be used; None: all.
             num_batches: Batches in flight: the step is then the time from one batch's end to the next one's.
             rounding: None: a relaxation, whose optimum is a lower bound.
+            narrowing: Which ways are looked at; None: all there are.
             marks: Per block, what else tells it from blocks that are alike; empty: nothing.
         """
         self._only = frozenset(range(len(task.machine.devices))) if only is None else only
         self._task = task
         self._can_stream = can_stream
-        self._draft = Draft(task, rounding, marks)
+        self._draft = Draft(task, rounding, marks, narrowing)
         self._stages = [self._stage(device) for device in range(len(task.machine.devices))]
         add_hosts(self._draft, self._stages)
+        add_apart(self._draft, self._stages)
         add_symmetry(self._draft)
         hops = add_step(self._draft, self._stages, num_batches)
         add_resources(self._draft, self._stages, [] if num_batches > 1 else hops)
@@ -89,6 +92,11 @@ class PlacementProgram:
             deadline.has_ended_search = True
         return found
 
+    @property
+    def num_variables(self) -> int:
+        """Variables of the program."""
+        return self._draft.program.num_variables
+
     def limit(self, terms: list[Term], limit: float) -> None:
         """Demand of all further solutions that the sum is `limit` at most."""
         self._draft.program.at_most(terms, limit)
@@ -101,20 +109,24 @@ class PlacementProgram:
         """Return every way to have blocks of a kind on a device."""
         return tuple(mode for stage in self._stages for mode in stage.modes)
 
-    def quantized_gib(self) -> list[Term]:
-        """Return the terms of the weights that are rounded, in GiB of the model's own format."""
+    def units(self, num_bytes: int) -> float:
+        """Return bytes as the terms have them."""
+        return self._draft.units(num_bytes)
+
+    def quantized(self) -> list[Term]:
+        """Return the terms of the weights that are rounded, in units of bytes of the model's own format."""
         return [
-            (mode.variable, mode.form.quantized_bytes / GIBIBYTE)
+            (mode.variable, self.units(mode.form.quantized_bytes))
             for mode in self.modes()
             if mode.form.quantized_bytes
         ]
 
-    def moved_gib(self) -> list[Term]:
-        """Return the terms of what is brought in per step, in GiB; of experts, what the caches could lack."""
-        moved = [(m.variable, m.form.parameter_bytes / GIBIBYTE) for m in self.modes() if m.choice.streams]
+    def moved(self) -> list[Term]:
+        """Return the terms of the bytes brought in per step; of experts, what the caches could lack."""
+        moved = [(m.variable, self.units(m.form.parameter_bytes)) for m in self.modes() if m.choice.streams]
         for mode in self.modes():
             if mode.slots is not None:
-                unit = mode.form.unit_bytes / GIBIBYTE
+                unit = self.units(mode.form.unit_bytes)
                 experts = self._task.chain.costs[self._draft.first[mode.kind]].experts
                 assert experts is not None
                 moved += [(mode.variable, experts.count * unit), (mode.slots, -unit)]
@@ -127,9 +139,9 @@ class PlacementProgram:
         for node, own in enumerate(machine.inventory.nodes):
             if own.disk is None:
                 continue
-            per_gib = GIBIBYTE * 1000 / own.disk.read_bytes_per_second
+            per_unit = self._draft.unit_bytes * 1000 / own.disk.read_bytes_per_second
             terms = [
-                (mode.variable, -per_gib * mode.form.num_bytes / GIBIBYTE)
+                (mode.variable, -per_unit * self.units(mode.form.num_bytes))
                 for stage in self._stages
                 if machine.nodes[stage.device] == node
                 for mode in stage.modes
@@ -209,7 +221,8 @@ class PlacementProgram:
         task, draft, device = self._task, self._draft, stage.device
         index = draft.first[kind]
         experts = task.chain.costs[index].experts
-        for residency in split_residencies(task, index, device):
+        narrow = draft.narrowing.experts
+        for residency in (own for own in split_residencies(task, index, device) if own in narrow):
             for form in draft.forms(kind):
                 split = SplitExperts(residency=residency)
                 choice = Choice(device=device, form=form, experts=split)
@@ -224,7 +237,7 @@ class PlacementProgram:
                     form=draft.form(kind, form),
                     compute_ns=visit.dense_ns,
                     transfer_ns=0,
-                    slots=draft.program.number(float(draft.count[kind] * experts.count)) if caches else None,
+                    slots=draft.program.integer(draft.count[kind] * experts.count) if caches else None,
                     fetch=draft.program.number() if caches else None,
                 )
                 if caches:
@@ -241,7 +254,7 @@ def _parts(mode: Mode, values: Sequence[float]) -> Iterator[tuple[int, Choice, i
     if mode.slots is None or split is None:
         yield mode.kind, mode.choice, number
         return
-    slots, more = divmod(int(values[mode.slots] + 1e-6), number)
+    slots, more = divmod(round(values[mode.slots]), number)
     for own, count in ((slots, number - more), (slots + 1, more)):
         if count:
             experts = SplitExperts(residency=split.residency, slots=own)

@@ -73,7 +73,11 @@ def resident_answer(task: Task, *, budgets: tuple[int, ...] | None = None) -> tu
                 if stretch.stop not in front or best.rank < front[stretch.stop].rank:
                     front[stretch.stop] = best
         fronts.append(front)
-    complete = [front[end] for front in fronts if end in front]
+    complete: list[_Best] = []
+    for device, front in enumerate(fronts):
+        back_ns = task.way_back_ns(device)
+        if end in front and back_ns is not None:
+            complete.append(msgspec.structs.replace(front[end], time_ns=front[end].time_ns + back_ns))
     if not complete:
         return None
     best = min(complete, key=lambda one: one.rank)

@@ -37,10 +37,11 @@ def arrangements(task: Task, counts: Counts, kinds: tuple[int, ...]) -> Iterator
         yield _arranged(task, counts, kinds, spacing, slowest_first=False)
         if any(_streamed_ways(modes) > 1 for modes in counts.modes):
             yield _arranged(task, counts, kinds, spacing, slowest_first=True)
-    even = _arranged(task, counts, kinds, Spacing.MIDDLE, slowest_first=False)
-    if any(choice.streams for choice in even.choices):
-        for starts_full in (False, True):
-            yield interleaved(task, counts, kinds, even.choices, starts_full=starts_full)
+    if any(choice.streams for modes in counts.modes for _, choice, _ in modes):
+        for spacing in Spacing:
+            ordered = _arranged(task, counts, kinds, Spacing.MIDDLE, slowest_first=False, rare=spacing)
+            for starts_full in (False, True):
+                yield interleaved(task, counts, kinds, ordered.choices, starts_full=starts_full)
 
 
 def _streamed_ways(modes: tuple[tuple[int, Choice, int], ...]) -> int:
@@ -48,9 +49,18 @@ def _streamed_ways(modes: tuple[tuple[int, Choice, int], ...]) -> int:
 
 
 def _arranged(
-    task: Task, counts: Counts, kinds: tuple[int, ...], spacing: Spacing, *, slowest_first: bool
+    task: Task,
+    counts: Counts,
+    kinds: tuple[int, ...],
+    spacing: Spacing,
+    *,
+    slowest_first: bool,
+    rare: Spacing = Spacing.MIDDLE,
 ) -> Answer:
-    """Return one placement; slow transfers come first where they are to be done before the window opens."""
+    """Return one placement; slow transfers come first where they are to be done before the window opens.
+
+    Else those that are rare lie among the others as `rare` says.
+    """
     choices: list[Choice] = []
     start = 0
     for modes, stop in zip(counts.modes, counts.cuts, strict=True):
@@ -59,7 +69,7 @@ def _arranged(
         for kind, choice, number in modes:
             (streamed if choice.streams else resident).setdefault(kind, []).extend([choice] * number)
         for kind, own in streamed.items():
-            streamed[kind] = _ordered(task, kinds.index(kind), own, slowest_first=slowest_first)
+            streamed[kind] = _ordered(task, kinds.index(kind), own, rare, slowest_first=slowest_first)
         moving = _spread(kinds, range(start, stop), {k: len(v) for k, v in streamed.items()}, spacing)
         for index in range(start, stop):
             choices.append((streamed if index in moving else resident)[kinds[index]].pop(0))
@@ -67,7 +77,9 @@ def _arranged(
     return Answer(choices=tuple(choices), num_slots=counts.num_slots)
 
 
-def _ordered(task: Task, index: int, choices: list[Choice], *, slowest_first: bool) -> list[Choice]:
+def _ordered(
+    task: Task, index: int, choices: list[Choice], spacing: Spacing, *, slowest_first: bool
+) -> list[Choice]:
     """Return choices of streamed blocks that are alike in the order in which they take their places."""
 
     def transfer_ns(choice: Choice) -> int:
@@ -77,11 +89,11 @@ def _ordered(task: Task, index: int, choices: list[Choice], *, slowest_first: bo
 
     if slowest_first:
         return sorted(choices, key=transfer_ns, reverse=True)
-    rare = sorted(set(choices), key=lambda choice: (choices.count(choice), transfer_ns(choice)))
+    rarest_first = sorted(set(choices), key=lambda choice: (choices.count(choice), transfer_ns(choice)))
     places: list[Choice | None] = [None] * len(choices)
-    for choice in rare:
+    for choice in rarest_first:
         free = [place for place, own in enumerate(places) if own is None]
-        for number in even_places(len(free), choices.count(choice), Spacing.MIDDLE):
+        for number in even_places(len(free), choices.count(choice), spacing):
             places[free[number]] = choice
     return [choice for choice in places if choice is not None]
 

@@ -83,7 +83,7 @@ def split_visit(
 ) -> SplitVisit:
     """Return what a call of the block at `index` takes with its experts apart, its dense part on `device`."""
     cost = task.chain.costs[index]
-    experts, own = cost.experts, cost.forms[form]
+    experts = cost.experts
     assert experts is not None
     whole_ns = task.compute_ns(index, form, device, phase)
     experts_ns = _experts_ns(task, index, form, device, phase)
@@ -97,13 +97,20 @@ def split_visit(
         assert back is not None, "a split that may be has a way"
         host_ns = _experts_ns(task, index, form, cpu, phase)
         return SplitVisit(dense_ns=dense_ns + there + host_ns + back, experts_ns=0, fetch=None)
+    fetch = missing_fetch(task, index, form, device, split, phase)
+    return SplitVisit(dense_ns=dense_ns, experts_ns=experts_ns, fetch=fetch)
+
+
+def missing_fetch(
+    task: Task, index: int, form: int, device: int, split: SplitExperts, phase: Objective
+) -> Transfer:
+    """Return how experts are brought in that the cache of the block at `index` lacks in one call."""
     way = task.machine.feed(device, split.residency.tier)
     assert way is not None, "a split that may be has a way"
-    missing_bytes = -(-missing_ppm(task.chain, index, split.slots, phase) * own.unit_bytes // PPM)
-    fetch = Transfer(
-        duration_ns=way.transfer_ns(missing_bytes) if missing_bytes else 0, resources=way.resources
-    )
-    return SplitVisit(dense_ns=dense_ns, experts_ns=experts_ns, fetch=fetch)
+    unit_bytes = task.chain.costs[index].forms[form].unit_bytes
+    missing_bytes = -(-missing_ppm(task.chain, index, split.slots, phase) * unit_bytes // PPM)
+    duration_ns = way.transfer_ns(missing_bytes) if missing_bytes else 0
+    return Transfer(duration_ns=duration_ns, resources=way.resources)
 
 
 def _experts_ns(task: Task, index: int, form: int, device: int, phase: Objective) -> int:

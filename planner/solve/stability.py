@@ -17,14 +17,17 @@ from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.exhaustive import MAX_BLOCKS
 from bayplan.planner.solve.integer_program import Found
-from bayplan.planner.solve.modes import GIBIBYTE, MILLISECOND, Counts, Rounding, Term
+from bayplan.planner.solve.modes import MILLISECOND, Counts, Rounding, Term
 from bayplan.planner.solve.moves import Before, Keeper, Limits, moved_bytes
 from bayplan.planner.solve.nearest import Nearest
 from bayplan.planner.solve.objectives import Placed, Problem
 from bayplan.planner.solve.placement import MAX_SIMULATIONS, RELATIVE_GAP, ROUNDINGS
+from bayplan.planner.solve.polish import Rank
 from bayplan.planner.solve.predict import load_ns
 from bayplan.planner.solve.program import PlacementProgram
+from bayplan.planner.solve.returning import views
 from bayplan.planner.solve.spacing import Spacing, even_places
+from bayplan.planner.solve.task import Task, Turn, turned_order
 from bayplan.planner.solve.timeline import paced_step_ns
 from bayplan.schemas.types import BoundClass, Objective, SolverStatus
 
@@ -41,8 +44,8 @@ MAX_STRETCHES = 24
 """Stretches of blocks that were alike before, at most, for the program to tell them apart: each costs a
 switch per device."""
 
-BLOCK_GIB = 1e-6
-"""What a block counts besides its bytes, so that none moves for nothing."""
+BLOCK_UNITS = 1e-6
+"""What a block counts besides its bytes, in the program's units, so that none moves for nothing."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +65,12 @@ def keep(problem: Problem, best: Placed, before: Before, deadline: Deadline | No
         deadline: When to end; None: by the problem's own limit, counted from now.
     """
     limits = limits_of(problem, best)
-    task = best.task
     former = before.answer()
-    if former is not None and Keeper(task, before, limits, MAX_SIMULATIONS).is_within(former):
-        return _kept(best, former, before, limits)
     end = deadline or Deadline(problem.time_limit_s)
-    answer = _Search(best, before, limits, end).answer()
+    searches = [_Search(task, best.solution.answer, before, limits, end) for task in views(best.task)]
+    if former is not None and any(search.is_within(former) for search in searches):
+        return _kept(best, former, before, limits)
+    answer = min((found for search in searches for found in search.found()), key=lambda one: one[0])[1]
     return _kept(best, answer, before, limits, is_timed_out=end.has_ended_search)
 
 
@@ -93,6 +96,11 @@ def limits_of(problem: Problem, best: Placed) -> Limits:
     )
 
 
+def _turned(before: Before, turn: Turn) -> Before:
+    choices = turned_order(before.choices, len(before.choices) - turn.num_blocks)
+    return msgspec.structs.replace(before, choices=choices)
+
+
 def _near(amount: int) -> int:
     return amount + amount * STABILITY_PPM // 1_000_000
 
@@ -112,20 +120,37 @@ def _kept(
 
 
 class _Search:
-    """The search for a placement near the best one, where the earlier one is none."""
+    """The search for a placement near the best one, where the earlier one is none.
 
-    def __init__(self, best: Placed, before: Before, limits: Limits, deadline: Deadline) -> None:
-        self._best = best.solution
-        self._task = best.task
-        self._before = before
+    Of a chain, turned or not. Placements come in and go out as those of the chain as it is.
+    """
+
+    def __init__(self, task: Task, best: Answer, before: Before, limits: Limits, deadline: Deadline) -> None:
+        self._task = task
+        self._best = best if task.turn is None else task.turn.turned(best)
+        self._before = before if task.turn is None else _turned(before, task.turn)
         self._limits = limits
         self._deadline = deadline
-        self._keeper = Keeper(best.task, before, limits, MAX_SIMULATIONS, deadline)
+        self._keeper = Keeper(task, self._before, limits, MAX_SIMULATIONS, deadline)
 
-    def answer(self) -> Answer:
-        """Return the placement that moves the fewest bytes of those found."""
+    def is_within(self, answer: Answer) -> bool:
+        """Whether `answer` is among the placements that are searched, and within the limits."""
+        turn = self._task.turn
+        return self._keeper.is_within(answer if turn is None else turn.turned(answer))
+
+    def found(self) -> Iterator[tuple[Rank, Answer]]:
+        """Yield the placement that moves the fewest bytes of those found, if any is, with its rank."""
+        nearest = self._nearest()
+        if nearest is not None:
+            rank = self._keeper.rank(nearest)
+            assert rank is not None, "the best placement works"
+            yield rank, nearest if self._task.turn is None else self._task.turn.straight(nearest)
+
+    def _nearest(self) -> Answer | None:
         keeper = self._keeper
-        found = [self._best.answer]
+        # The best placement of all may not be one of these.
+        known = [] if keeper.rank(self._best) is None else [self._best]
+        found = list(known)
         limit_ns = self._limits.time_ns
         for _ in range(1 + MAX_TIGHTENINGS):
             begin = self._by_program(limit_ns)
@@ -138,11 +163,10 @@ class _Search:
             time_ns = paced_step_ns(self._task, close, self._limits.num_batches)
             assert time_ns is not None, "the descent ends at a placement that works"
             limit_ns = limit_ns * self._limits.time_ns // max(time_ns, self._limits.time_ns + 1)
-        if len(found) == 1 or not keeper.is_within(found[-1]):
-            found.append(keeper.kept_most(self._best.answer))
+        if known and (len(found) == 1 or not keeper.is_within(found[-1])):
+            found.append(keeper.kept_most(self._best))
         nearest = keeper.best(found)
-        assert nearest is not None, "the best placement works"
-        if len(self._task.chain) <= MAX_BLOCKS and keeper.moved_bytes(nearest):
+        if nearest is not None and len(self._task.chain) <= MAX_BLOCKS and keeper.moved_bytes(nearest):
             nearest = Nearest(self._task, keeper).fewest(nearest)
         return nearest
 
@@ -171,11 +195,11 @@ class _Search:
         )
         program.limit([(program.time, 1.0)], limit_ns / MILLISECOND)
         if limits.quantized_bytes is not None:
-            program.limit(program.quantized_gib(), limits.quantized_bytes / GIBIBYTE)
+            program.limit(program.quantized(), program.units(limits.quantized_bytes))
         if limits.load_ns is not None:
             program.limit([(program.add_load_time(), 1.0)], limits.load_ns / MILLISECOND)
         found = program.minimise(
-            moved_gib(program, self._before),
+            moved(program, self._before),
             relative_gap=RELATIVE_GAP,
             max_nodes=MAX_NODES,
             deadline=self._deadline,
@@ -203,8 +227,8 @@ def marks_of(before: Before) -> list[Hashable]:
     return [None if then is None else then.device for then in before.choices]
 
 
-def moved_gib(program: PlacementProgram, before: Before) -> list[Term]:
-    """Return the terms of what a solution moves, in GiB, a relaxation.
+def moved(program: PlacementProgram, before: Before) -> list[Term]:
+    """Return the terms of what a solution moves, in units of bytes, a relaxation.
 
     Of the blocks of a kind as many can stay as there are with the same choice before and after.
     """
@@ -214,7 +238,7 @@ def moved_gib(program: PlacementProgram, before: Before) -> list[Term]:
             former.setdefault(kind, Counter())[then] += 1
     terms: list[Term] = []
     for mode in program.modes():
-        weight = mode.form.num_bytes / GIBIBYTE + BLOCK_GIB
+        weight = program.units(mode.form.num_bytes) + BLOCK_UNITS
         terms.append((mode.variable, weight))
         count = former.get(mode.kind, Counter())[mode.choice]
         if count:

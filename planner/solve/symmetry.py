@@ -11,7 +11,8 @@ def add_symmetry(draft: Draft) -> None:
     cuts, machine = draft.cuts, draft.task.machine
     pinned = set(draft.task.constraints.device)
     for device in range(1, len(cuts)):
-        if pinned != {None} or not are_alike(machine, device - 1, device):
+        names = {machine.devices[device - 1].id, machine.devices[device].id}
+        if pinned & names or not are_alike(machine, device - 1, device):
             continue
         for number, segment in enumerate(draft.segments):
             if segment.period > 1 or segment.repeats < 2:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import msgspec
 
 from bayplan.planner.solve.answer import Answer, Choice
@@ -12,8 +15,36 @@ from bayplan.planner.solve.machine import Machine
 from bayplan.schemas.problem import BlockForm, BlockRun
 from bayplan.schemas.types import Objective, Residency
 
+T = TypeVar("T")
+
 Times = tuple[tuple[int, ...], ...]
 """Nanoseconds by form and device."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain that begins with its last blocks, since steps follow each other: see `returning`."""
+
+    whole: Task
+    """The task of the chain as it is."""
+    num_blocks: int
+    """That were taken from the end to the front."""
+    home: int
+    """Device that they are on."""
+
+    def straight(self, answer: Answer) -> Answer:
+        """Return a placement of the turned chain as one of the chain as it is."""
+        choices = turned_order(answer.choices, self.num_blocks)
+        return msgspec.structs.replace(answer, choices=choices)
+
+    def turned(self, answer: Answer) -> Answer:
+        """Return a placement of the chain as it is as one of the turned chain."""
+        choices = turned_order(answer.choices, len(answer.choices) - self.num_blocks)
+        return msgspec.structs.replace(answer, choices=choices)
+
+
+def turned_order(values: Sequence[T], start: int) -> tuple[T, ...]:
+    """Return values of all blocks with those from `start` on first."""
+    return (*values[start:], *values[:start])
 
 
 class Task:
@@ -26,6 +57,7 @@ class Task:
         phase: Which step the objective is about: `decode` or `prefill`.
         splits_experts: Whether experts may live apart from their block.
         loads_first: Whether the time to load counts, which what streams from disk does not add to.
+        turn: Of a turned chain; None: the chain is as it is.
     """
 
     def __init__(
@@ -37,6 +69,7 @@ class Task:
         *,
         splits_experts: bool = False,
         loads_first: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self.chain = chain
         self.machine = machine
@@ -44,9 +77,17 @@ class Task:
         self.phase = phase
         self.splits_experts = splits_experts
         self.loads_first = loads_first
+        self.turn = turn
         self._times = {own: self._table(own) for own in (Objective.DECODE, Objective.PREFILL)}
         self._sources = _sources(chain)
         self._host_holds_all = _host_holds_all(chain, machine)
+
+    @property
+    def may_split_copied(self) -> bool:
+        """Whether experts that steps copy while they are with their block may be apart instead."""
+        return self.splits_experts and any(
+            form.copied_bytes for cost in self.chain.costs for form in cost.forms
+        )
 
     def form(self, index: int, answer: Answer) -> BlockForm:
         """Return the form that `answer` gives the block at `index`."""
@@ -122,6 +163,16 @@ class Task:
         first = self.machine.hop_ns(source, target, num_bytes)
         empty = self.machine.hop_ns(source, target, 0)
         return None if first is None or empty is None else first + (count - 1) * empty
+
+    def way_back_ns(self, source: int) -> int | None:
+        """Return the time of the way that closes a step, in nanoseconds; None: there is none.
+
+        From the last block, on `source`, to the first of a turned chain. Else the first begins with a token.
+        """
+        if self.turn is None:
+            return 0
+        start = len(self.chain) - self.turn.num_blocks
+        return self.turn.whole.hop_ns(start, len(self.chain), source, self.turn.home)
 
     def residencies(self, index: int, device: int) -> tuple[Residency, ...]:
         """Return the residencies that make sense for a block on a device.

@@ -15,10 +15,12 @@ def visits(task: Task, answer: Answer, phase: Objective | None = None) -> list[V
     """Return one step of `answer` in execution order; None: something finds no way to where it is needed.
 
     Args:
-        task: The problem.
+        task: The problem; where its chain is turned, the step is that of the chain as it is.
         answer: Any placement, also one that does not fit or visits a device twice.
         phase: Which step; None: the objective's.
     """
+    if task.turn is not None:
+        return visits(task.turn.whole, task.turn.straight(answer), phase)
     own = phase or task.phase
     found: list[Visit] = []
     end = len(answer.choices)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from bayplan.planner.solve.draft import Draft
-from bayplan.planner.solve.expert_curves import PPM, Tangent, tangents
+from bayplan.planner.solve.expert_curves import PPM, Chord, chords
 from bayplan.planner.solve.experts import needed_ppm
 from bayplan.planner.solve.modes import MILLISECOND, Fetching, Mode, Stage, Term
+from bayplan.planner.solve.ring_rows import fetch_terms
 from bayplan.planner.solve.segments import Segment
 from bayplan.planner.solve.split import fetch_ns_per_expert
-from bayplan.planner.solve.windows import fetch_terms, late_terms
+from bayplan.planner.solve.windows import late_terms
 from bayplan.schemas.types import Objective
 
 
@@ -142,9 +143,7 @@ def _fetch_bounds(draft: Draft, stage: Stage, mode: Mode) -> list[list[Term]]:
     each = fetch_ns_per_expert(task, mode.form, stage.device, split.residency) / MILLISECOND
     if task.phase is Objective.PREFILL:
         return [[(mode.variable, needed * each), (mode.slots, -each)]]
-    curve = (
-        tangents(experts.count, experts.per_token) if task.chain.decode_tokens == 1 else (Tangent(PPM, PPM),)
-    )
+    curve = chords(experts.count, experts.per_token) if task.chain.decode_tokens == 1 else (Chord(PPM, PPM),)
     way = task.machine.feed(stage.device, split.residency.tier)
     assert way is not None
     latency = way.latency_ns / MILLISECOND
@@ -180,7 +179,30 @@ def _hops(draft: Draft, stages: list[Stage]) -> list[Term]:
             leaving = [(switch, -cost) for switch, cost in zip(cut.inside, costs, strict=True)]
             program.at_least([(way, 1.0), *leaving, (used[source], -max(costs))], -max(costs))
             hops.append((way, 1.0))
-    return hops
+    return [*hops, *_way_back(draft)]
+
+
+def _way_back(draft: Draft) -> list[Term]:
+    """Return the time of the way from the last device to the first, which closes a step of a turned chain."""
+    task, program = draft.task, draft.program
+    if task.turn is None:
+        return []
+    # Who is last ends with the chain, and the one before does not.
+    ends = [[(cut.at_end, 1.0)] for cut in draft.cuts]
+    befores: list[list[Term]] = [[], *ends]
+    back, terms, constant = program.number(), list[Term](), 0.0
+    for device, before in enumerate(befores):
+        is_last = [*(ends[device] if device < len(ends) else []), *((v, -f) for v, f in before)]
+        own = 1.0 if device == len(ends) else 0.0
+        back_ns = task.way_back_ns(device)
+        if back_ns is None:
+            program.at_most(is_last, -own)
+        else:
+            cost = back_ns / MILLISECOND
+            terms += [(variable, -cost * factor) for variable, factor in is_last]
+            constant += cost * own
+    program.at_least([(back, 1.0), *terms], constant)
+    return [(back, 1.0)]
 
 
 def _least_way_ms(draft: Draft, segment: Segment, source: int) -> float:

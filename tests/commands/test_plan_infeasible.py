@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import bayplan.planner.api
+import bayplan.planner.pareto
 from bayplan.commands.app import run_command_line
 from bayplan.schemas.certificate import (
     Axis,
@@ -33,10 +34,11 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_plan(*_asked: object) -> None:
+    def nothing(*_asked: object) -> None:
         raise CertifiedInfeasible(CERTIFICATE)
 
-    monkeypatch.setattr(bayplan.planner.api, "make_plan", make_plan)
+    monkeypatch.setattr(bayplan.planner.api, "make_plan", nothing)
+    monkeypatch.setattr(bayplan.planner.pareto, "make_frontier", nothing)
 
 
 def test_words_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +49,16 @@ def test_words_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert target.read_text() == "what stood there before"
 
 
+@pytest.mark.parametrize("frontier", [[], ["--pareto"]])
 @pytest.mark.parametrize("option", [["--as", "json"], ["--json"]])
-def test_the_certificate_as_data(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["plan", "org/name", *option]) == ExitCode.INFEASIBLE
+def test_the_certificate_as_data(
+    option: list[str], frontier: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["plan", "org/name", *option, *frontier]) == ExitCode.INFEASIBLE
     assert capsys.readouterr() == (encode_certificate(CERTIFICATE).decode(), WORDS)
+
+
+def test_words_alone_for_a_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["plan", "org/name", "--pareto", "-o", str(tmp_path)]) == ExitCode.INFEASIBLE
+    assert capsys.readouterr() == ("", WORDS)
+    assert list(tmp_path.iterdir()) == []

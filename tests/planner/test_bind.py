@@ -15,7 +15,10 @@ from bayplan.planner.bind import bind_plan
 from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.schemas.codec import sealed
 from bayplan.schemas.errors import BayplanError, PlanFormatError, PlanRefused, RefusalKind
-from bayplan.schemas.plan import Plan
+from bayplan.schemas.features import not_yet_run, quantized_formats
+from bayplan.schemas.format_config import FormatConfig
+from bayplan.schemas.plan import FormatRule, Plan
+from bayplan.schemas.types import Objective
 
 MACHINE = declare_inventory(cpu="epyc-9354", host_memory="64GiB")
 replace = msgspec.structs.replace
@@ -40,6 +43,54 @@ def test_binding_adds_identity_and_changes_no_decision(folder: Path, unbound: Pl
     assert checkpoint is not None
     model = replace(unbound.model, checkpoint=checkpoint)
     assert bound == sealed(replace(unbound, model=model, rules=bound.rules, applyable=True))
+
+
+def assert_bound_as_it_was(folder: Path, plan: Plan) -> None:
+    """What was decided stays, and what is bound is what the checkpoint itself would have been planned as."""
+    bound = bind_plan(plan, str(folder))
+    assert bound.model.checkpoint is not None
+    model = replace(plan.model, checkpoint=bound.model.checkpoint)
+    applyable = not not_yet_run(bound)
+    assert bound == sealed(replace(plan, model=model, rules=bound.rules, applyable=applyable))
+
+
+@pytest.mark.parametrize("formats", ["auto", "fp32,nf4", "nf4,fp32", "bf16,int8"])
+def test_formats_that_no_block_has_are_no_obstacle(folder: Path, formats: str) -> None:
+    plan = plan_model(folder / "config.json", inventory=MACHINE, format=formats)
+    assert not quantized_formats(plan)
+    assert {entry.kind for entry in plan.formats.values()} & {"int8", "nf4"}
+    assert_bound_as_it_was(folder, plan)
+
+
+def test_a_plan_with_something_quantized_is_refused(folder: Path) -> None:
+    pins = ("model.layers.1=node0/cpu,nf4",)
+    plan = plan_model(folder / "config.json", inventory=MACHINE, format="auto", pins=pins)
+    assert {block.format for block in plan.blocks} == {"fp32", "nf4"}
+    with pytest.raises(BayplanError) as caught:
+        bind_plan(plan, str(folder))
+    assert str(caught.value) == (
+        "LlamaForCausalLM: a plan in a quantized format cannot be bound: "
+        "got nf4, needed a plan in floating point\n"
+        "hint: plan again, naming the checkpoint itself as the model"
+    )
+
+
+def test_a_rule_alone_quantizes_too(folder: Path) -> None:
+    """All blocks are in floating point, and one weight is not."""
+    rule = FormatRule(pattern="model.layers.0.mlp.up_proj.weight", format="int8")
+    plan = plan_model(
+        folder / "config.json", inventory=MACHINE, format_config=FormatConfig(format_rules=(rule,))
+    )
+    assert {block.format for block in plan.blocks} == {"fp32"}
+    with pytest.raises(BayplanError, match="cannot be bound: got int8, needed"):
+        bind_plan(plan, str(folder))
+
+
+def test_several_batches_in_flight_are_bound(folder: Path) -> None:
+    machine = declare_inventory(["l4*2"], host_memory="64GiB")
+    plan = plan_model(folder / "config.json", inventory=machine, objective=Objective.THROUGHPUT)
+    assert plan.workload.batches_in_flight == 2
+    assert_bound_as_it_was(folder, plan)
 
 
 def test_a_config_alone_binds_nothing(folder: Path, unbound: Plan) -> None:

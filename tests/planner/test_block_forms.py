@@ -72,6 +72,27 @@ def test_what_a_block_takes_in_each_format() -> None:
     )
 
 
+def test_what_a_step_copies_is_in_the_form_that_is_stored() -> None:
+    """Of 4 x (2 x 5 x 64 + 64 x 5) weights of experts, in bf16 twice as many bytes as in fp8."""
+    copying = msgspec.structs.replace(EXPERTS, copied_bytes=2 * 2 * 960)
+    found = forms(graph(copying), "bf16,fp8")[0]
+    stored = [_stored_bytes(form) for form in found]
+    assert [form.copied_bytes for form in found] == [3840, -(-3840 * stored[1] // stored[0])]
+    assert 3840 // 2 < found[1].copied_bytes < 3840
+    assert [form.copied_bytes for form in forms(graph(EXPERTS), "bf16,fp8")[0]] == [0, 0]
+
+
+def _stored_bytes(form: BlockForm) -> int:
+    """Return the bytes of the experts' weights: all but the router and a buffer."""
+    router = {"bf16": 4 * 64 * 2, "fp8": 4 * 64 + 4}[form.format]
+    return form.num_bytes - router - 4 * 4
+
+
+def test_experts_of_no_known_role_are_copied_as_they_are() -> None:
+    plain = msgspec.structs.replace(LAYER, copied_bytes=500)
+    assert [form.copied_bytes for form in forms(graph(plain), "bf16,nf4")[0]] == [500, 500]
+
+
 def test_a_block_that_no_format_changes_has_one_form() -> None:
     head = working(block("head", linear("head.weight", 64, 64)))
     found = forms(graph(LAYER, head, unquantized=("head.weight",)), "auto")

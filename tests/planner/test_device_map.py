@@ -13,7 +13,7 @@ from bayplan.planner.device_map import DeviceMap, MapPlace, asked_map, entry_of,
 from bayplan.planner.hardware.declare import declare_inventory
 from bayplan.planner.options import PlanOptions
 from bayplan.schemas.errors import PlanFormatError, UsageError
-from bayplan.schemas.graph import GraphBlock, TensorRecord, Work
+from bayplan.schemas.graph import GraphBlock, TensorRecord, TiedGroup, Work
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Reason, Residency
@@ -272,6 +272,26 @@ def test_host_memory_that_the_accelerator_shares() -> None:
 def test_a_chain_that_comes_back() -> None:
     assert obstacles({"": 0, "model.layers.0": 1, "model.layers.1": "cpu"}) == (
         f'  $["model.layers.10"]: on {GPU0} after blocks on {GPU1}: activations go through the devices once'
+    )
+
+
+TIED = (TiedGroup(fqns=("head.weight", "model.embed.weight"), num_bytes=32),)
+
+
+def test_a_head_that_comes_back_to_what_it_is_tied_to() -> None:
+    entries = {"": 1, "model:own": 0, "model.scale": 0, "model.embed": 0, "head": 0}
+    assert read_map(entries, BLOCKS, TWO, ties=TIED).obstacles == ()
+    assert read_map(entries, BLOCKS, TWO).obstacles == (
+        ("$.head", f"on {GPU0} after blocks on {GPU1}: activations go through the devices once"),
+    )
+    reading = asked_map(PlanOptions(device_map=entries), BLOCKS, TWO, (), TIED)
+    assert reading == read_map(entries, BLOCKS, TWO, ties=TIED)
+
+
+def test_a_head_that_comes_back_to_another_device() -> None:
+    entries = {"": 1, "model.scale": 0, "head": 0}
+    assert read_map(entries, BLOCKS, TWO, ties=TIED).obstacles == (
+        ("$.head", f"on {GPU0} after blocks on {GPU1}: activations go through the devices once"),
     )
 
 

@@ -50,8 +50,9 @@ def test_gains_are_what_solving_again_gives(plan: Plan) -> None:
         noise = explanation.again_ns // 2000
         assert device.gain_ns == truth or (device.gain_ns == 0 and -noise <= truth < 0)
         assert (device.binding is Binding.MEMORY) is (device.gain_ns > noise)
-        # What fits the accelerators is never streamed, even where a CPU beside them would be faster.
-        assert device.gain_ns >= 0 or by_rule or len(plan.devices) > 1
+        # What fits the accelerators is never streamed, even where a CPU beside them would be faster; and with
+        # more memory `auto` rounds less, which takes longer.
+        assert device.gain_ns >= 0 or by_rule or plan.problem.is_auto or len(plan.devices) > 1
 
 
 def test_devices_that_would_hold_more() -> None:

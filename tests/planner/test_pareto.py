@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placeable_models import placeable_model, read_placeable, two_gpus
 
-from bayplan.planner.api import solve_ready
+from bayplan.planner.api import make_plan, solve_ready
+from bayplan.planner.model import cached
 from bayplan.planner.model.facts import ReadModel
 from bayplan.planner.options import PlanOptions
-from bayplan.planner.pareto import SAME_PPM, Found, file_name, find_frontier, undominated
+from bayplan.planner.pareto import SAME_PPM, Found, file_name, find_frontier, make_frontier, undominated
 from bayplan.planner.ready import get_ready
+from bayplan.schemas.certificate import CertifiedInfeasible
 from bayplan.schemas.errors import Infeasible, UsageError
 from bayplan.schemas.format_config import FormatConfig
 from bayplan.schemas.frontier import FrontierPoint, PointRequest, Without
@@ -21,6 +23,7 @@ from bayplan.schemas.plan import FormatRule, Plan
 from bayplan.schemas.types import Objective
 
 NARROW = PlanOptions(inventory=two_gpus(), max_memory=("gpu0=9MiB", "gpu1=9MiB"))
+RULES = FormatConfig(format_rules=(FormatRule(pattern="head.weight", format="bf16", within="nf4"),))
 
 
 def frontier(**fields: object) -> Found:
@@ -136,8 +139,7 @@ def test_formats_that_are_asked_for_are_tried_alone_and_together() -> None:
 
 
 def test_with_rules_only_what_is_asked_for_is_tried() -> None:
-    config = FormatConfig(format_rules=(FormatRule(pattern="head.weight", format="bf16", within="nf4"),))
-    formats = {request.format for request in tried(frontier(format="bf16,nf4", format_config=config))}
+    formats = {request.format for request in tried(frontier(format="bf16,nf4", format_config=RULES))}
     assert formats == {"bf16,nf4"}
 
 
@@ -189,9 +191,41 @@ def test_what_does_not_fit_is_left_out() -> None:
     assert found.points
 
 
-def test_nothing_fits() -> None:
-    with pytest.raises(Infeasible):
-        frontier(no_spill=True, max_memory=("gpu0=1MiB", "gpu1=1MiB"))
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"context": 100},
+        {"format": "auto"},
+        {"format": "nf4"},
+        {"format": "nf4,bf16"},
+        {"format": "bf16,nf4", "format_config": RULES},
+    ],
+)
+def test_where_nothing_fits_the_certificate_is_that_of_one_plan(
+    asked: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cached, "cached_read_model", lambda _name, options, _progress: read_placeable(options)
+    )
+    options = msgspec.structs.replace(NARROW, no_spill=True, max_memory=("gpu0=1MiB", "gpu1=1MiB"), **asked)
+    with pytest.raises(CertifiedInfeasible) as plan:
+        make_plan("model", options)
+    with pytest.raises(CertifiedInfeasible) as many:
+        make_frontier("model", options)
+    assert many.value.certificate == plan.value.certificate
+    assert str(many.value) == str(plan.value)
+    assert any(one.helps for one in plan.value.certificate.relaxations)
+
+
+def test_where_no_budget_would_do_nothing_is_certified() -> None:
+    pins = ("layers.1=gpu1", "layers.2=gpu0")
+    with pytest.raises(Infeasible) as one:
+        solve_ready(get_ready(msgspec.structs.replace(NARROW, pins=pins), read_placeable))
+    with pytest.raises(Infeasible) as many:
+        frontier(pins=pins)
+    assert not isinstance(many.value, CertifiedInfeasible)
+    assert str(many.value) == str(one.value)
 
 
 def test_the_model_is_read_once_per_context() -> None:

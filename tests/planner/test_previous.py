@@ -39,7 +39,9 @@ STREAMED = plan_of("gpu0=12MiB", "gpu1=12MiB")
 
 def before_of(previous: Plan, ready: Ready) -> Before:
     machine = Machine(ready.inventory, device_budgets(ready.inventory, ready.max_memory))
-    return placement_before(previous, model_chain(ready.read, ready.forms), machine, ready.forms.formats)
+    return placement_before(
+        previous, model_chain(ready.read, ready.forms, ready.inventory), machine, ready.forms.formats
+    )
 
 
 def test_blocks_are_where_the_plan_has_them() -> None:

@@ -8,7 +8,7 @@ from maximal_plan import maximal_plan
 from sample_plans import smol_plan
 
 from bayplan.schemas import features
-from bayplan.schemas.features import Feature, features_used, not_yet_run
+from bayplan.schemas.features import Feature, features_used, formats_used, not_yet_run, quantized_formats
 from bayplan.schemas.plan import Experts, Format, FormatRule, Operation, Plan, TensorRule
 from bayplan.schemas.types import Backend, Residency
 
@@ -65,6 +65,21 @@ CASES: list[tuple[Plan, tuple[Feature, ...]]] = [
 @pytest.mark.parametrize(("plan", "needed"), CASES)
 def test_features_used(plan: Plan, needed: tuple[Feature, ...]) -> None:
     assert features_used(plan) == needed
+
+
+def test_which_formats_something_has() -> None:
+    """By blocks, by experts and by single tensors; what could only have been chosen is nobody's."""
+    names = ("bf16", "by-block", "by-experts", "by-rule", "spare")
+    kinds = ("bf16", "nf4", "int8", "fp8", "nf4")
+    plan = with_first_block(
+        format="by-block",
+        experts=msgspec.structs.replace(EXPERTS, residency="with-block", format="by-experts"),
+    )
+    formats = {name: Format(kind=kind) for name, kind in zip(names, kinds, strict=True)}
+    rules = (FormatRule(pattern="*", format="by-rule"),)
+    plan = msgspec.structs.replace(plan, formats=formats, format_rules=rules)
+    assert formats_used(plan) == {"bf16", "by-block", "by-experts", "by-rule"}
+    assert quantized_formats(plan) == ("by-block", "by-experts", "by-rule")
 
 
 def test_every_feature_is_tested() -> None:

@@ -6,9 +6,9 @@ the time of one block, the margin of activations and the simulator are used, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import combinations_with_replacement, groupby, pairwise, product
+from itertools import combinations_with_replacement, pairwise, product
 
 import msgspec
 from placement_problems import PlacementProblem
@@ -33,8 +33,9 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Neighbouring blocks on one device that fit it."""
+    """Blocks on one device that fit it: neighbours, and perhaps the last ones besides."""
 
+    positions: tuple[int, ...]
     modes: tuple[Mode, ...]
     num_slots: int
     used_bytes: int
@@ -112,9 +113,19 @@ def every_stretch(
     search, end = _Search(problem), len(problem.chain)
     for start in range(end):
         for stop in range(start + 1, end + 1):
-            ways = list(search.stretches(device, start, stop, (Residency.RESIDENT, *TIERS)))
+            ways = list(search.stretches(device, tuple(range(start, stop)), (Residency.RESIDENT, *TIERS)))
             for stretch in ways[-limit:]:
                 yield start, stop, stretch
+
+
+def is_order(problem: PlacementProblem, devices: Sequence[str], streams: Sequence[bool]) -> bool:
+    """Whether blocks may be on these devices, given by id, while these stream."""
+    names = [device.id for device in problem.inventory.devices]
+    wanted = tuple(names.index(device) for device in devices)
+    return any(
+        wanted == own and not any(streams[len(streams) - num_last :])
+        for own, num_last in _Search(problem).orders(_usable(problem, True))
+    )
 
 
 def _usable(problem: PlacementProblem, is_any: bool) -> list[int]:
@@ -151,21 +162,23 @@ class _Search:
     ) -> Placed | None:
         """Return the fastest placement on the devices `only`, or of those with the fewest rounded bytes."""
         candidates = []
-        stretches: dict[tuple[int, int, int], list[Stretch]] = {}
-        blocks = range(len(self._chain))
-        for devices in combinations_with_replacement(only, len(self._chain)):
+        stretches: dict[tuple[int, tuple[int, ...], int], list[Stretch]] = {}
+        for devices, num_last in self.orders(only):
             hops = self._hops(devices)
             if hops is None:
                 continue
-            runs = [(device, list(own)) for device, own in groupby(blocks, key=lambda index: devices[index])]
+            used = sorted(set(devices))
             choices = []
-            for device, own in runs:
-                key = device, own[0], own[-1] + 1
-                if key not in stretches:
-                    stretches[key] = list(self.stretches(*key, residencies))
-                choices.append(stretches[key])
+            for device in used:
+                own = tuple(index for index, other in enumerate(devices) if other == device)
+                back = num_last if device == devices[-1] else 0
+                if (device, own, back) not in stretches:
+                    stretches[device, own, back] = list(
+                        self.stretches(device, own, residencies, num_last=back)
+                    )
+                choices.append(stretches[device, own, back])
             for chosen in product(*choices):
-                if not self._fits_hosts([device for device, _ in runs], chosen):
+                if not self._fits_hosts(used, chosen):
                     continue
                 quantized = sum(stretch.quantized_bytes for stretch in chosen)
                 serial_ns = sum(hops) + sum(
@@ -190,22 +203,52 @@ class _Search:
                 best = placed
         return best
 
+    def orders(self, only: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yield the device of each block, and how many of the last ones have come back to theirs.
+
+        Devices follow each other. The last blocks, from the last use of a tied storage on, may also be on
+        the device that has all blocks up to the one that holds it: the first accelerator, or without one the
+        first device, or where one of these blocks is pinned.
+        """
+        end = len(self._chain)
+        for devices in combinations_with_replacement(only, end):
+            yield devices, 0
+        ties = [tie.positions for tie in self._chain.ties if len(tie.positions) > 1]
+        if not ties:
+            return
+        start = max(positions[-1] for positions in ties)
+        num_first = 1 + max(positions[0] for positions in ties if positions[-1] == start)
+        pinned = {self.pinned(index, "device") for index in (*range(num_first), *range(start, end))} - {None}
+        names = [device.id for device in self._devices]
+        homes = {names.index(str(name)) for name in pinned} or {_usable(self._problem, False)[0]}
+        for home in homes.intersection(only) if len(homes) == 1 else ():
+            for devices in combinations_with_replacement(only, start):
+                if set(devices[:num_first]) == {home} and devices[-1] != home:
+                    yield (*devices, *[home] * (end - start)), end - start
+
     def stretches(
-        self, device: int, start: int, stop: int, residencies: tuple[Residency, ...]
+        self,
+        device: int,
+        positions: tuple[int, ...],
+        residencies: tuple[Residency, ...],
+        *,
+        num_last: int = 0,
     ) -> Iterator[Stretch]:
-        """Yield every way to have the blocks `start` to `stop` on one device that fits it alone."""
+        """Yield every way to have some blocks on one device that fits it alone; the last few stay there."""
         chain, budget = self._chain, self._problem.budgets[self._devices[device].id]
         replicas = sum(
             tie.num_bytes
             for tie in chain.ties
-            if not start <= tie.positions[0] < stop and any(start <= own < stop for own in tie.positions)
+            if tie.positions[0] not in positions and not set(tie.positions).isdisjoint(positions)
         )
-        each = [list(self._modes(index, device, residencies)) for index in range(start, stop)]
+        each = [list(self._modes(index, device, residencies)) for index in positions]
+        for number in range(len(each) - num_last, len(each)):
+            each[number] = [mode for mode in each[number] if mode.residency is Residency.RESIDENT]
         for modes in product(*each):
             held = chain.scratch_bytes + replicas
             activations = waiting = quantized = 0
             moving: list[int] = []
-            for index, mode in zip(range(start, stop), modes, strict=True):
+            for index, mode in zip(positions, modes, strict=True):
                 cost = chain.costs[index]
                 form = cost.forms[mode.form]
                 held += form.buffer_bytes + cost.kv_bytes
@@ -216,13 +259,15 @@ class _Search:
                 if mode.residency is Residency.STREAM_HOST:
                     waiting += form.parameter_bytes
                 quantized += form.quantized_bytes
-                own = max(cost.prefill_activation_bytes, cost.decode_activation_bytes) + form.workspace_bytes
+                decode_bytes = cost.decode_activation_bytes + form.copied_bytes
+                own = max(cost.prefill_activation_bytes, decode_bytes) + form.workspace_bytes
                 activations = max(activations, own)
             held += activation_bounds(chain.base_activation_bytes + activations)[1]
             for num_slots in range(1, max(1, min(MAX_SLOTS, len(moving))) + 1):
                 used = held + num_slots * max(moving, default=0)
                 if used <= budget:
                     yield Stretch(
+                        positions=positions,
                         modes=modes,
                         num_slots=num_slots,
                         used_bytes=used,
@@ -351,7 +396,8 @@ class _Search:
 def _placed(
     devices: tuple[int, ...], hops: tuple[int, ...], chosen: tuple[Stretch, ...], num_batches: int
 ) -> Placed:
-    modes = tuple(mode for stretch in chosen for mode in stretch.modes)
+    placed = [own for stretch in chosen for own in zip(stretch.positions, stretch.modes, strict=True)]
+    modes = tuple(mode for _, mode in sorted(placed, key=lambda own: own[0]))
     visits = tuple(
         msgspec.structs.replace(mode.visit, hop_ns=hop) for mode, hop in zip(modes, hops, strict=True)
     )

@@ -292,6 +292,7 @@ def _costs(draw: st.DrawFn, max_forms: int, unit: int) -> BlockRun:
             decode_read_bytes=(share * size * unit // divisor if share else draw(small) * unit),
             quantized_bytes=0 if divisor == 1 else size * unit,
             workspace_bytes=0 if divisor == 1 else draw(small) * unit,
+            copied_bytes=draw(st.sampled_from((0, 0, 0, 2))) * unit,
         )
         for name, divisor in zip(FORMATS[:max_forms], (1, 2, 4), strict=False)
     ]

@@ -40,7 +40,11 @@ INVENTORY = make_inventory(
 )
 
 
-def make_graph(num_layers: int = 8) -> ModelGraph:
+WIDE_BYTES = 4 * MIB
+"""What the norm hands on for a token: so much that a head on the first device would not pay."""
+
+
+def make_graph(num_layers: int = 8, *, wide_bytes: int = WIDE_BYTES) -> ModelGraph:
     """An embedding tied to the head, layers with a cache and a buffer, a norm."""
     embedding = GraphBlock(
         id="model.embed",
@@ -57,7 +61,7 @@ def make_graph(num_layers: int = 8) -> ModelGraph:
         tensors=(_tensor("model.norm.weight", 250, dtype="bf16"),),
         kv_bytes=0,
         prefill=_work(1_000, 16_384),
-        decode=_work(100, 1_024),
+        decode=msgspec.structs.replace(_work(100, 1_024), output_bytes=wide_bytes),
     )
     head = GraphBlock(
         id="head",

@@ -26,6 +26,7 @@ def list_frontier(model: str, options: PlanOptions, folder: Path | None, *, as_j
 
     Raises:
         OutputError: `folder` is a file, or cannot be made.
+        CertifiedInfeasible: There is no plan for any point.
     """
     if folder is not None:
         _make_folder(folder)

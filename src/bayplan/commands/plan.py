@@ -115,19 +115,23 @@ def plan(
 def _plan(model: str, options: PlanOptions, output: Path | None, *, is_frontier: bool, as_json: bool) -> None:
     """Make one plan, or many, and hand over what there is."""
     check_target(output)
-    if is_frontier:
-        list_frontier(model, options, output, as_json=as_json)
-        return
     try:
-        with ProgressBars() as bars:
-            bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing
-            from bayplan.planner.api import make_plan
-
-            planned = make_plan(model, options, bars)
+        if is_frontier:
+            list_frontier(model, options, output, as_json=as_json)
+        else:
+            _one_plan(model, options, output, as_json=as_json)
     except CertifiedInfeasible as error:
         if as_json:
             emit(encode_certificate(error.certificate).decode())
         raise
+
+
+def _one_plan(model: str, options: PlanOptions, output: Path | None, *, as_json: bool) -> None:
+    with ProgressBars() as bars:
+        bars("plan", 0, 1)  # a bar from the start: loading the libraries takes longer than placing
+        from bayplan.planner.api import make_plan
+
+        planned = make_plan(model, options, bars)
     for warning in planned.warnings:
         say(f"warning: {warning}")
     for note in planned.notes:

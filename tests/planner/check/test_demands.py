@@ -116,6 +116,46 @@ def test_every_demand_that_is_not_met_is_found(plan: Plan, problem: tuple[str, s
     assert problem in demands(plan)
 
 
+def come_back(**fields: object) -> Plan:
+    """A plan whose head is on the device of the embedding whose weights it uses."""
+    graph = make_graph(wide_bytes=1_024)
+    budgets = {"node0/gpu0": 14 * MIB, "node0/gpu1": 14 * MIB}
+    return place(graph, make_inputs(graph, INVENTORY, budgets, **fields))[1]
+
+
+def test_a_head_may_come_back_to_what_it_is_tied_to() -> None:
+    plan = come_back()
+    assert [block.device for block in plan.blocks[-2:]] == ["node0/gpu1", "node0/gpu0"]
+    assert plan.ties[0].policy == "co-located"
+    assert check(plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda plan: replace(plan, ties=()),
+            ("$.blocks[10].device", "node0/gpu0 after a block on a later device"),
+        ),
+        (
+            lambda plan: with_block(plan, 9, device="node0/gpu0"),
+            ("$.blocks[9].device", "node0/gpu0 after a block on a later device"),
+        ),
+        (
+            lambda plan: with_block(plan, 0, device="node0/gpu1"),
+            ("$.blocks[10].device", "node0/gpu0 after a block on a later device"),
+        ),
+        (
+            lambda plan: with_block(plan, 10, residency=Residency.STREAM_HOST),
+            ("$.blocks[10].residency", "streams, but has come back to node0/gpu0"),
+        ),
+    ],
+    ids=["not tied", "more than the head", "not where the storage is", "streams"],
+)
+def test_nothing_else_comes_back(change: Callable[[Plan], Plan], problem: tuple[str, str]) -> None:
+    assert problem in demands(change(come_back()))
+
+
 def test_a_form_that_blocks_may_not_be_in() -> None:
     plan = with_problem(with_two_forms(PLAN), formats=("bf16",))
     assert demands(plan) == [("$.problem.runs[1].forms[1].format", "nf4 is none that blocks may be in")]

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from changed_plans import replace, with_block, with_problem
+from changed_plans import replace, with_block, with_form, with_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from planned import plan_resident
@@ -20,6 +20,7 @@ from bayplan.planner.check.experts import (
     tier_of,
     unit_slot_bytes,
 )
+from bayplan.planner.check.memory import memory_problems
 from bayplan.planner.solve import expert_curves
 from bayplan.planner.solve.experts import in_flight_bytes
 from bayplan.planner.solve.experts import slot_bytes as theirs
@@ -144,6 +145,14 @@ def problems_of(plan: Plan) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("own", [WITH, HOST, CACHED, replace(CACHED, residency="cache-disk")])
 def test_experts_that_are_as_their_block_has_them(own: Experts) -> None:
     assert problems_of(plan_with(own)) == []
+
+
+@pytest.mark.parametrize("own", [HOST, CACHED])
+def test_with_experts_apart_none_are_copied(own: Experts) -> None:
+    for apart, path in (((), "$.devices[0].ledger.activations"), ((None, own), None)):
+        plan = with_form(plan_with(*apart), 1, copied_bytes=2**20)
+        found = [where for where, _ in memory_problems(placement_of(plan)) if "activations" in where]
+        assert found[:1] == ([] if path is None else [path])
 
 
 def test_several_rows_have_the_least_hit_rate() -> None:

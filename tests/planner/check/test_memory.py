@@ -85,6 +85,18 @@ def test_a_form_that_needs_room_to_work_has_it_among_the_activations() -> None:
     )
 
 
+def test_what_a_step_copies_may_come_on_top_of_it() -> None:
+    step = next(run for run in PLAN.problem.runs if run.count > 1).decode_activation_bytes
+    traced = 4_096 + 2 * 16_384
+    assert not problems_of(with_form(PLAN, 1, copied_bytes=2 * 16_384 - step))
+    (path, text), *_ = problems_of(with_form(PLAN, 1, copied_bytes=2 * 16_384 - step + 3_200))
+    assert path == "$.devices[0].ledger.activations"
+    assert text == (
+        f"{traced} to {traced * 33 // 32} bytes, "
+        f"but the blocks need {traced} to {(traced + 3_200) * 33 // 32} bytes"
+    )
+
+
 @pytest.mark.parametrize("component", Needs.__struct_fields__)
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("change", [-1, 1])

@@ -76,8 +76,11 @@ def test_a_model_that_does_not_generate_has_no_decode_time() -> None:
         ({"reproducible": False}, ("reproducible", "False, but the plan gives True")),
         ({"solver_status": SolverStatus.TIME_LIMIT}, ("reproducible", "True, but the plan gives False")),
         (
-            {"gap_ppm": 0},
-            ("gap_ppm", f"0, but {BOUND} and {SUMMARY.predicted_step_ns} give {SUMMARY.gap_ppm}"),
+            {"gap_ppm": SUMMARY.gap_ppm + 1},
+            (
+                "gap_ppm",
+                f"{SUMMARY.gap_ppm + 1}, but {BOUND} and {SUMMARY.predicted_step_ns} give {SUMMARY.gap_ppm}",
+            ),
         ),
         (
             {"lower_bound_ns": SUMMARY.predicted_step_ns + 1},

@@ -23,6 +23,7 @@ from sized_models import (
 
 import bayplan
 from bayplan.planner.estimate.api import EstimateKeywords, make_estimate
+from bayplan.planner.estimate.inference import activation_bytes
 from bayplan.planner.estimate.options import ALL_FORMATS, EstimateOptions
 from bayplan.planner.options import PlanOptions
 from bayplan.planner.solve.margins import activation_bounds
@@ -30,6 +31,7 @@ from bayplan.schemas.errors import UsageError
 from bayplan.schemas.estimate import Counted, Estimate, FormatEstimate, encode_estimate
 from bayplan.schemas.format_bytes import Mxfp4
 from bayplan.schemas.graph import TensorRole
+from bayplan.schemas.problem import BlockForm
 from bayplan.schemas.quantization import Group, Scheme
 from bayplan.schemas.strict_json import parse
 
@@ -104,6 +106,30 @@ def test_inference_at_batch_and_context(reader: StandInReader) -> None:
         weights + KV_BYTES + activations[0] + row.runtime_bytes[0],
         weights + KV_BYTES + activations[1] + row.runtime_bytes[1],
     )
+
+
+def test_a_step_may_copy_experts(reader: StandInReader) -> None:
+    """On accelerators, so that the least is without."""
+    graph = language_model().graph
+    blocks = tuple(msgspec.structs.replace(block, copied_bytes=1_000_000) for block in graph.blocks)
+    step = max(block.decode.activation_bytes for block in blocks)
+    base = graph.base_activation_bytes
+    lo, hi = activation_bytes(msgspec.structs.replace(graph, blocks=blocks))
+    assert lo == activation_bytes(graph)[0]
+    assert hi == activation_bounds(base + step + 1_000_000)[1]
+    form = BlockForm(
+        format="bf16",
+        num_bytes=0,
+        parameter_bytes=0,
+        buffer_bytes=0,
+        prefill_read_bytes=0,
+        decode_read_bytes=0,
+        workspace_bytes=100,
+        copied_bytes=500_000,
+    )
+    lo, hi = activation_bytes(graph, [form] * len(blocks))
+    assert lo == activation_bytes(graph)[0] + 100
+    assert hi == activation_bounds(base + step + 500_100)[1]
 
 
 def test_one_reading_unless_another_data_type_is_asked_for(reader: StandInReader) -> None:

@@ -10,13 +10,15 @@ from live_bytes import run_forwards
 from tiny_models import TEXT, build, build_class, workload_for
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.generation.utils import GenerationMixin
 from truth_models import MORE, build_meta
 
 from bayplan.planner.model.activity import ActivityMode
 from bayplan.planner.model.blocks import partition
-from bayplan.planner.model.experts import find_experts, hook_experts
+from bayplan.planner.model.experts import experts_copied_in_steps, find_experts, hook_experts
 from bayplan.planner.model.trace import trace_model
 from bayplan.schemas.graph import BlockExperts, ModelGraph
+from bayplan.skeleton.transformers_adapter import replaceable_experts
 
 CONTEXT = 24
 HIDDEN = 32
@@ -141,6 +143,71 @@ def test_one_by_one_takes_no_more_than_is_planned() -> None:
     planned = graph.base_activation_bytes + max(block.prefill.activation_bytes for block in graph.blocks)
     measured = run_forwards(models[1], [CONTEXT], use_cache=True, logits_to_keep=1)
     assert measured.activations <= planned <= 1.02 * measured.activations
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_step_on_an_accelerator_copies(name: str) -> None:
+    """The weights of every route, and the biases, as `generate()` has them by `batched_mm`: both traced."""
+    class_name, values, ids, _, per_token, rows = FAMILIES[name]
+    copied: dict[str, dict[str, int]] = {}
+    steps: dict[str, dict[str, int]] = {}
+    for implementation in ("batched_mm", "eager", "grouped_mm"):
+        model = build_class(class_name, values, on_meta=True)
+        model.set_experts_implementation(implementation)
+        blocks = trace(model, batch=2, chunk=8).blocks
+        copied[implementation] = {block.id: block.copied_bytes for block in blocks if block.copied_bytes}
+        steps[implementation] = {block.id: block.decode.activation_bytes for block in blocks}
+    assert copied["batched_mm"] == copied["eager"] == {}
+    assert tuple(copied["grouped_mm"]) == ids
+    for block_id, num_bytes in copied["grouped_mm"].items():
+        weights = 2 * per_token * rows * HIDDEN * 4
+        assert weights <= num_bytes <= 1.1 * weights
+        # The largest moment of a step may be another one, such as that of attention.
+        without = steps["grouped_mm"][block_id]
+        assert max(without, num_bytes) <= steps["batched_mm"][block_id] <= without + num_bytes
+
+
+def test_a_step_by_copies_takes_no_more_than_is_planned() -> None:
+    """What `generate()` does on an accelerator, on the CPU: another implementation for the step alone."""
+    values = {**TEXT, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 512}
+    meta, real = (build_class("MixtralForCausalLM", values, on_meta=on_meta) for on_meta in (True, False))
+    graph = trace(meta, chunk=1)
+    most = max(block.decode.activation_bytes + block.copied_bytes for block in graph.blocks)
+    real.set_experts_implementation("batched_mm")
+    measured = run_forwards(real, [1] * CONTEXT, use_cache=True, logits_to_keep=1)
+    without = max(block.decode.activation_bytes for block in graph.blocks)
+    assert graph.base_activation_bytes + without < measured.activations
+    assert measured.activations <= graph.base_activation_bytes + most <= 1.1 * measured.activations
+
+
+def test_experts_that_stay_with_their_block_are_copied_too() -> None:
+    model = build("mixtral", num_hidden_layers=2)
+    experts = model.get_submodule("model.layers.0.mlp.experts")
+    experts.register_parameter("norm", nn.Parameter(torch.ones(HIDDEN)))
+    graph = trace(model)
+    assert list(experts_of(graph)) == ["model.layers.1"]
+    first, second = (block.copied_bytes for block in graph.blocks if block.copied_bytes)
+    assert first == second > 0
+
+
+def test_which_experts_are_copied() -> None:
+    model = build("mixtral", num_hidden_layers=2)
+    assert experts_copied_in_steps(model) == replaceable_experts(model)
+    assert len(experts_copied_in_steps(model)) == 2
+    model.set_experts_implementation("eager")
+    assert experts_copied_in_steps(model) == ()
+
+
+def test_without_a_step_nothing_is_copied() -> None:
+    model = build("mixtral", num_hidden_layers=2).model
+    assert not any(block.copied_bytes for block in trace(model).blocks)
+
+
+def test_where_generate_keeps_to_one_implementation_nothing_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(GenerationMixin, "_optimize_model_for_decode")
+    assert not any(block.copied_bytes for block in trace(build("mixtral")).blocks)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama4"])

@@ -101,7 +101,8 @@ def test_a_chain_of_other_blocks_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(("count", "kv"), [(1, 10), (5, 50), (9, 90)])
 def test_what_decides_over_memory_is_guessed(count: int, kv: int) -> None:
     def at(place: int) -> Chain:
-        cost = make_cost(MIB, kv_bytes=10 * place, decode_activation_bytes=place, workspace_bytes=3 * place)
+        extra = {"workspace_bytes": 3 * place, "copied_bytes": 11 * place}
+        cost = make_cost(MIB, kv_bytes=10 * place, decode_activation_bytes=place, **extra)
         return make_chain([cost], base_activation_bytes=7 * place, scratch_bytes=5)
 
     assert guessed_chain([(1, at(1)), (9, at(9))], count, 1, 9) == at(count)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from bayplan.planner.solve.expert_curves import (
     PPM,
+    chords,
     default_hit_ppm,
     distinct_experts,
     distinct_experts_ppm,
     least_hit_ppm,
-    tangents,
 )
 
 PUBLISHED = {
@@ -112,30 +112,30 @@ def test_no_published_cache_found_less(source: str) -> None:
         assert default_hit_ppm(slots, 1000, 1) <= 1000 * (hit + 1)
 
 
-def test_tangents_from_the_fewest_slots_to_the_most() -> None:
-    found = tangents(256, 8)
-    assert len(found) == 24
-    assert found[-1] == (750_000, 750_000)
+def test_chords_from_the_fewest_slots_to_the_most() -> None:
+    found = chords(256, 8)
+    assert len(found) == 23
     assert sorted(found, reverse=True) == list(found)
-    assert tangents(8, 8) == (found[-1],)
+    # Between all experts but one and all of them.
+    assert found[-1].beta_ppm == 256 * (PPM - default_hit_ppm(255, 256, 8))
+    assert len(chords(8, 2)) == 6
+    assert chords(8, 8) == ((0, 0),)
 
 
-@given(layers(), st.data())
-def test_tangents_never_lie_above_the_curve(layer: tuple[int, int], data: st.DataObject) -> None:
+@given(layers())
+def test_chords_never_lie_above_what_is_missed(layer: tuple[int, int]) -> None:
     count, per_token = layer
-    share = data.draw(st.fractions(0, 1, max_denominator=10_000))
-    slots = data.draw(st.integers(0, count))
-    for alpha_ppm, beta_ppm in tangents(count, per_token):
-        # 1 - line >= share ** 0.75, without the root
-        assert (PPM - alpha_ppm + beta_ppm * share) ** 4 >= PPM**4 * share**3
-        line = alpha_ppm - Fraction(beta_ppm * slots, count)
-        assert line <= PPM - default_hit_ppm(slots, count, per_token)
+    for alpha_ppm, beta_ppm in chords(count, per_token):
+        for slots in range(per_token, count + 1):
+            line = alpha_ppm - Fraction(beta_ppm * slots, count)
+            assert line <= PPM - default_hit_ppm(slots, count, per_token)
 
 
 @given(layers(), st.data())
-def test_the_highest_tangent_is_near_the_curve(layer: tuple[int, int], data: st.DataObject) -> None:
-    """Within half a percent of all that is needed, wherever there is a cache."""
+def test_the_highest_chord_is_near_what_is_missed(layer: tuple[int, int], data: st.DataObject) -> None:
+    """Exact, but for the rounding of the curve, of few experts; of many, within half a percent."""
     count, per_token = layer
     slots = data.draw(st.integers(per_token, count))
-    highest = max(alpha - Fraction(beta * slots, count) for alpha, beta in tangents(count, per_token))
-    assert PPM - default_hit_ppm(slots, count, per_token) - highest <= 5_000
+    highest = max(alpha - Fraction(beta * slots, count) for alpha, beta in chords(count, per_token))
+    missed = PPM - default_hit_ppm(slots, count, per_token)
+    assert missed - highest <= (2 * count if count - per_token <= 24 else 5_000)

@@ -23,8 +23,10 @@ from placement_problems import (
 from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.chain import ChainTie
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts, in_flight_bytes, slot_bytes
+from bayplan.planner.solve.feasible import is_feasible
 from bayplan.planner.solve.fitting import Room, leanest_answer
 from bayplan.planner.solve.ledger import ledger_of, shortages
+from bayplan.planner.solve.placement import place
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.graph import BlockExperts
@@ -172,8 +174,8 @@ EXPERTS = BlockExperts(
 )
 
 
-def experts_task(budget: int, *, disk_rate: int | None = 10**9) -> Task:
-    cost = make_cost(10 * MIB, unit_bytes=MIB)
+def experts_task(budget: int, *, disk_rate: int | None = 10**9, copied_bytes: int = 0) -> Task:
+    cost = make_cost(10 * MIB, unit_bytes=MIB, copied_bytes=copied_bytes)
     chain = make_chain([msgspec.structs.replace(cost, experts=EXPERTS)] * 3)
     inventory = make_inventory(
         [make_device("gpu0"), make_device("cpu")], [make_link("node0/gpu0")], disk_rate=disk_rate
@@ -190,6 +192,48 @@ def test_experts_that_the_host_computes_leave_only_the_dense_part() -> None:
     assert found is not None
     split = SplitExperts(residency=ExpertsResidency.COMPUTE_HOST)
     assert found.choices == (Choice(device=0, experts=split),) * 3
+
+
+def test_experts_that_are_apart_are_not_copied() -> None:
+    needed = 3 * 2 * MIB + NO_ACTIVATIONS
+    check_least_budget(lambda budget: experts_task(budget, copied_bytes=8 * MIB), needed)
+    task = experts_task(needed, copied_bytes=8 * MIB)
+    found = leanest_answer(task)
+    assert found is not None
+    assert ledger_of(task, found, 0).activations == (0, NO_ACTIVATIONS)
+
+
+def copying_task(budget: int, *, splits_experts: bool = True) -> Task:
+    """A block whose experts are copied and stay with it, and two whose experts may be apart."""
+    stays = make_cost(2 * MIB, resident_reason=Reason.TIED, copied_bytes=8 * MIB)
+    parts = msgspec.structs.replace(make_cost(10 * MIB, unit_bytes=MIB), experts=EXPERTS)
+    inventory = make_inventory([make_device("gpu0"), make_device("cpu")], [make_link("node0/gpu0")])
+    budgets = {"node0/gpu0": budget, "node0/cpu": 64}
+    task = make_task(make_chain([stays, parts, parts]), inventory, budgets)
+    return Task(task.chain, task.machine, task.constraints, Objective.DECODE, splits_experts=splits_experts)
+
+
+def test_with_any_experts_apart_none_are_copied() -> None:
+    """One by one they are computed in all blocks, so that the bits are the same."""
+    needed = 3 * 2 * MIB + NO_ACTIVATIONS
+    check_least_budget(copying_task, needed)
+    found = place(copying_task(needed))
+    assert found is not None
+    assert found.answer.splits_experts
+    assert shortages(copying_task(needed), found.answer) == ()
+    assert is_feasible(copying_task(needed))
+    assert not is_feasible(copying_task(needed - 1))
+    assert not is_feasible(copying_task(needed, splits_experts=False))
+
+
+def test_all_that_stays_has_room_for_copies() -> None:
+    """Without it they would fit; then experts are apart, since nothing is copied there either."""
+    whole, copies = 22 * MIB + NO_ACTIVATIONS, 8 * MIB + 8 * MIB // 32
+    for budget, splits_experts in ((whole + copies, False), (whole + copies - 1, True)):
+        found = place(copying_task(budget))
+        assert found is not None
+        assert found.answer.splits_experts is splits_experts
+        assert shortages(copying_task(budget), found.answer) == ()
 
 
 def test_caches_of_experts_have_a_slot_for_each_that_a_position_needs() -> None:

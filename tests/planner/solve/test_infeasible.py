@@ -18,7 +18,7 @@ from placement_problems import (
     placement_problems,
 )
 
-from bayplan.planner.solve.chain import Chain
+from bayplan.planner.solve.chain import Chain, ChainTie
 from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.infeasible import NoPlacement, budgets_of, infeasible
 from bayplan.planner.solve.machine import Machine
@@ -160,6 +160,20 @@ def test_pinned_against_the_order_of_devices() -> None:
         "got node0/gpu0, after layers.0 on node0/gpu1, "
         "needed devices in the order node0/gpu0, node0/gpu1\n"
         "hint: blocks run in one stretch on each device; the order is that of the inventory"
+    )
+
+
+def test_pinned_back_to_where_a_tied_storage_is() -> None:
+    """Only the budgets are too small then; of two devices apart, the first order counts."""
+    chain = make_chain([64] * 3, ties=[ChainTie(positions=(0, 2), num_bytes=64)])
+    pins = (Pin(pattern="layers.1", device="node0/gpu1"), Pin(pattern="layers.2", device="node0/gpu0"))
+    back = problem_of(chain, TWO_GPUS, pins=pins)
+    assert place_for(back) is not None
+    tight = problem_of(chain, TWO_GPUS, {"node0/gpu0": 64, "node0/gpu1": 64}, pins=pins)
+    assert isinstance(error(tight), NoPlacement)
+    apart = (*pins, Pin(pattern="layers.0", device="node0/gpu1"))
+    assert error(problem_of(chain, TWO_GPUS, pins=apart)).what == (
+        "pinned against the order in which devices follow each other"
     )
 
 

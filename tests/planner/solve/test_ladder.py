@@ -40,6 +40,12 @@ def test_the_larger_phase_the_base_and_the_workspace_of_a_form_count() -> None:
     ]
 
 
+def test_what_a_step_copies_counts_with_the_step_alone() -> None:
+    cost = make_cost(64, prefill_activation_bytes=640, decode_activation_bytes=320, copied_bytes=480)
+    task = make_task(make_chain([cost]), gpus(1))
+    assert Ladder(task, is_above=True).level(0, 0) == activation_bounds(800)[1]
+
+
 def test_cuts_lie_where_neighbours_differ_most() -> None:
     """Eighteen that differ by little in two clumps, and the highest."""
     sizes = [*range(3200, 3209), *range(320_000, 320_009), 640_000]

@@ -66,6 +66,19 @@ def placed(*residencies: Residency | None, num_slots: int = 1, last_form: int = 
 STAY = Residency.RESIDENT
 
 
+def test_copies_of_experts_may_come_on_top_of_a_step() -> None:
+    """Only `generate()` makes them, so that the least is without."""
+    for copied_bytes, most in ((1_000, 3_400), (2_000, 4_200)):
+        cost = make_cost(
+            64, prefill_activation_bytes=3_200, decode_activation_bytes=2_000, copied_bytes=copied_bytes
+        )
+        task = make_task(make_chain([cost], base_activation_bytes=200), TASK.machine.inventory)
+        assert ledger_of(task, Answer(choices=(Choice(device=1),), num_slots=(1, 1)), 1).activations == (
+            activation_bounds(3_400)[0],
+            activation_bounds(most)[1],
+        )
+
+
 def test_all_resident() -> None:
     assert ledger_of(TASK, placed(STAY, STAY, STAY), 0) == Ledger(
         weights=(2752, 2752),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from brute_force import optimum
+from brute_force import Optimum, optimum
 from hypothesis import given, settings
 from placement_problems import (
     GIGA,
@@ -23,7 +23,7 @@ from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import load_ns
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.types import Objective
+from bayplan.schemas.types import Backend, Objective
 
 LAYER = 64 * MIB
 """And as many nanoseconds, since a byte takes one."""
@@ -114,6 +114,69 @@ def test_no_more_batches_than_their_caches_fit() -> None:
     assert (one.batches_in_flight, one.solution.step_ns) == (1, 2 * LAYER)
 
 
+def quantizable(kv_bytes: int) -> Chain:
+    """Two blocks with a cache, which four bits make a quarter as large and no faster."""
+    nf4 = make_form(LAYER // 4, "nf4", quantized_bytes=LAYER)
+    return make_chain([make_cost(LAYER, kv_bytes=kv_bytes, others=[nf4])] * 2)
+
+
+def test_auto_rounds_nothing_for_one_more_batch() -> None:
+    """With two caches beside each block, none has room in the model's own format."""
+    chain = quantizable(LAYER // 2)
+    budgets = {"node0/gpu0": 3 * LAYER // 2, "node0/gpu1": 3 * LAYER // 2}
+    for is_auto, num_batches, form, pace_ns in ((True, 1, 0, 2 * LAYER), (False, 2, 1, LAYER)):
+        own = problem(chain, gpus(2), budgets, objective=Objective.THROUGHPUT, is_auto=is_auto)
+        placed = place_for(own)
+        assert placed is not None
+        assert placed.batches_in_flight == num_batches
+        assert [choice.form for choice in placed.solution.answer.choices] == [form] * 2
+        assert placed.solution.step_ns == pace_ns
+        assert 0 < placed.solution.lower_bound_ns <= pace_ns
+
+
+def test_auto_has_every_device_busy_where_that_rounds_no_more() -> None:
+    for budget, form in ((2 * LAYER, 0), (5 * LAYER // 4, 1)):
+        own = problem(
+            quantizable(LAYER // 2),
+            gpus(2),
+            {"node0/gpu0": budget, "node0/gpu1": budget},
+            objective=Objective.THROUGHPUT,
+            is_auto=True,
+        )
+        placed = place_for(own)
+        assert placed is not None
+        assert placed.batches_in_flight == 2
+        assert [choice.form for choice in placed.solution.answer.choices] == [form] * 2
+
+
+def test_auto_streams_nothing_for_one_more_batch() -> None:
+    """With two caches something streams, which a link as fast as memory would hide."""
+    chain = make_chain([make_cost(LAYER, kv_bytes=LAYER // 4)] * 8)
+    budgets = {"node0/gpu0": 5 * LAYER, "node0/gpu1": 5 * LAYER}
+    for is_auto, num_batches in ((True, 1), (False, 2)):
+        own = problem(chain, gpus(2), budgets, objective=Objective.THROUGHPUT, is_auto=is_auto)
+        placed = place_for(own)
+        assert placed is not None
+        assert placed.batches_in_flight == num_batches
+        assert any(choice.streams for choice in placed.solution.answer.choices) is not is_auto
+
+
+def test_auto_uses_no_cpu_for_one_more_batch() -> None:
+    """Beside two caches the accelerator has no room for the second block, though the CPU has."""
+    inventory = make_inventory([make_device("gpu0"), make_device("cpu1")], gpus(1).links, disk_rate=None)
+    own = problem(
+        quantizable(3 * LAYER // 4),
+        inventory,
+        {"node0/gpu0": 7 * LAYER // 2},
+        objective=Objective.THROUGHPUT,
+        is_auto=True,
+        no_spill=True,
+    )
+    placed = place_for(own)
+    assert placed is not None
+    assert (placed.batches_in_flight, devices(placed)) == (1, [0, 0])
+
+
 def test_what_is_loaded_least_comes_before_what_steps_fastest() -> None:
     """In four bits a step takes no less here, and loading a quarter of the time."""
     cost = make_cost(LAYER, others=[make_form(LAYER // 4, "nf4", quantized_bytes=LAYER)])
@@ -187,11 +250,27 @@ def test_no_number_of_batches_is_faster_than_the_bound_of_throughput(drawn: Plac
         optimum(msgspec.structs.replace(drawn, chain=own.task(number).chain), num_batches=number)
         for number in range(1, max(1, len(own.machine.devices)) + 1)
     ]
-    times = [one.best.step_ns for one in every if one is not None]
-    assert (placed is None) == (not times)
+    wanted = [wanted_first(drawn, one) for one in every if one is not None]
+    assert (placed is None) == (not wanted)
     if placed is not None:
+        # The first number of batches has the fewest of all: more leave less room.
+        best_ns = min(one.best.step_ns for one in every if one and wanted_first(drawn, one) == min(wanted))
         assert placed.batches_in_flight <= len(own.machine.devices)
-        assert placed.solution.lower_bound_ns <= min(times) <= placed.solution.step_ns
+        assert placed.solution.lower_bound_ns <= best_ns <= placed.solution.step_ns
+
+
+def wanted_first(drawn: PlacementProblem, one: Optimum) -> tuple[int, int]:
+    """What comes before the pace, in order: where everything is, and how much of it is rounded."""
+    if not drawn.is_auto:
+        return 0, 0
+    if not one.is_resident:
+        return 2, 0
+    every = [device.backend is not Backend.CPU for device in drawn.inventory.devices]
+    has_accelerator = any(
+        own and drawn.budgets[device.id] for own, device in zip(every, drawn.inventory.devices, strict=True)
+    )
+    is_fast = not has_accelerator or all(every[device] for device in one.best.devices)
+    return (0 if is_fast else 1), one.best.quantized_bytes
 
 
 def test_what_streams_from_disk_is_not_loaded_though_host_memory_would_hold_it() -> None:

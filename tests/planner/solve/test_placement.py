@@ -4,6 +4,7 @@ import pytest
 from placement_problems import (
     GIGA,
     MIB,
+    NO_ACTIVATIONS,
     gpus,
     make_chain,
     make_cost,
@@ -15,10 +16,12 @@ from placement_problems import (
     make_task,
 )
 
+from bayplan.planner.solve import placement
 from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.placement import SearchOptions, Solution, bound_ns, place
 from bayplan.planner.solve.predict import load_ns
+from bayplan.planner.solve.stages import Staged
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.hardware import Inventory
 from bayplan.schemas.problem import Pin
@@ -282,6 +285,35 @@ def test_activations_that_differ_a_little_everywhere_fit_to_the_byte() -> None:
     assert word(solution).count("s") == 19
     short = make_task(chain, gpus(1), {A: 20 * LAYER + peak - 1})
     assert word(found(short)).count("h") == word(solution).count("h") + 1
+
+
+def test_devices_that_hand_on_and_share_nothing_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("a program was set up")
+
+    monkeypatch.setattr(placement, "PlacementProgram", never)
+    budgets = {A: NO_ACTIVATIONS + 3 * LAYER, B: NO_ACTIVATIONS + 3 * LAYER}
+    task = make_task(make_chain([LAYER] * 8), gpus(2, rate=GIGA // 4), budgets)
+    solution = found(task)
+    assert word(solution) == "0h 0s 0s 0h 1h 1s 1s 1h"
+    assert solution.step_ns == solution.lower_bound_ns == 2 * (LAYER + 4 * LAYER + LAYER)
+    assert (solution.bound_class, solution.status) == (BoundClass.CONTIGUOUS, SolverStatus.OPTIMAL)
+    assert place(task, SearchOptions(limit_ns=solution.step_ns)) == solution
+    assert place(task, SearchOptions(limit_ns=solution.step_ns - 1)) is None
+
+
+def test_of_a_bound_by_stages_and_the_programs_the_larger_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = layers(12, 6, rate=GIGA // 4)
+    program = place(task)
+    assert program is not None
+
+    def staged(more_ns: int) -> Solution:
+        own = Staged(lower_bound_ns=program.lower_bound_ns + more_ns, answer=None)
+        monkeypatch.setattr(placement, "best_stages", lambda *arguments, **options: own)
+        return found(task)
+
+    assert staged(1).lower_bound_ns == program.lower_bound_ns + 1
+    assert staged(-1).lower_bound_ns == program.lower_bound_ns
 
 
 def test_a_way_to_the_cpu_is_none_to_the_next_accelerator() -> None:

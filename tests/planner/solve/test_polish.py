@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from brute_force import fastest
 from hypothesis import assume, given, settings
 from placement_problems import (
     GIGA,
+    MIB,
     NO_ACTIVATIONS,
     PlacementProblem,
     gpus,
@@ -20,14 +23,16 @@ from placement_problems import (
 )
 
 from bayplan.planner.solve.answer import Answer, Choice
+from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts
 from bayplan.planner.solve.fitting import leanest_answer
 from bayplan.planner.solve.ledger import shortages
 from bayplan.planner.solve.polish import Polisher
 from bayplan.planner.solve.task import Task
-from bayplan.planner.solve.timeline import step_ns
+from bayplan.planner.solve.timeline import step_ns, visits
+from bayplan.schemas.graph import BlockExperts
 from bayplan.schemas.hardware import FormatRates
 from bayplan.schemas.problem import Pin
-from bayplan.schemas.types import Residency
+from bayplan.schemas.types import Objective, Residency
 
 STAY, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK
 
@@ -107,6 +112,34 @@ def test_streamed_blocks_move_apart() -> None:
     found = Polisher(task, 1000).improved(placed("hhhsssssssss", 2), good_enough_ns=0)
     assert step_ns(task, placed("hhhsssssssss", 2)) > 12 * 64
     assert step_ns(task, found) == 12 * 64
+
+
+def test_long_visits_move_to_where_they_hide_a_transfer() -> None:
+    """The second streamed block has too little before it, the first more than it needs."""
+    host = SplitExperts(residency=ExpertsResidency.COMPUTE_HOST)
+    experts = BlockExperts(
+        module="",
+        count=4,
+        per_token=4,
+        prefill_flops=0,
+        decode_flops=0,
+        prefill_hidden_bytes=0,
+        decode_hidden_bytes=0,
+    )
+    cost = make_cost(4 * MIB, unit_bytes=MIB)
+    chain = make_chain([msgspec.structs.replace(cost, experts=experts)] * 8)
+    devices = [make_device("gpu0"), make_device("cpu", memory_bytes_per_second=GIGA // 4)]
+    inventory = make_inventory(devices, [make_link("node0/gpu0", rate=GIGA // 4)])
+    whole = make_task(chain, inventory, {"node0/gpu0": 20 * MIB, "node0/cpu": 2**40})
+    task = Task(chain, whole.machine, whole.constraints, Objective.DECODE, splits_experts=True)
+    stay, stream = Choice(device=0, residency=STAY), Choice(device=0, residency=HOST)
+    apart = Choice(device=0, experts=host)
+    start = Answer(choices=(stream, stay, stay, stay, stream, apart, apart, stay), num_slots=(1, 1))
+    found = Polisher(task, 1000).improved(start, good_enough_ns=0)
+    step = visits(task, found)
+    assert step is not None
+    assert Counter(found.choices) == Counter(start.choices)
+    assert step_ns(task, start) > step_ns(task, found) == sum(visit.compute_ns for visit in step)
 
 
 def test_more_stay_where_there_is_room() -> None:
