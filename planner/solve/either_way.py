@@ -58,7 +58,8 @@ def best_of_both(
     if back is not None and not isinstance(back, Nothing):
         back = msgspec.structs.replace(back, answer=other.turn.straight(back.answer))
         if not (rounds_least or options.loads_first):
-            options = msgspec.structs.replace(options, limit_ns=back.step_ns)
+            limit_ns = min(back.step_ns, options.limit_ns or back.step_ns)
+            options = msgspec.structs.replace(options, limit_ns=limit_ns)
     found = search(task, options)
     return _Judge(task, loads_first=options.loads_first, rounds_least=rounds_least).joined(found, back)
 

@@ -138,12 +138,18 @@ def _quantized_bytes(placed: Placed) -> int:
 
 
 def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed]:
+    """Yield a placement for every number of batches that has one; where time comes first, a faster one only."""
     for num_batches in range(1, len(problem.machine.devices) + 1):
         task = problem.task(num_batches)
         solution = place(task, msgspec.structs.replace(options, num_batches=num_batches))
         if solution is None:
-            return  # more batches need more memory
+            if options.limit_ns is None:
+                return  # more batches need more memory
+            continue
         yield Placed(task=task, solution=solution, batches_in_flight=num_batches)
+        if not problem.is_auto:
+            limit_ns = min(solution.step_ns, options.limit_ns or solution.step_ns)
+            options = msgspec.structs.replace(options, limit_ns=limit_ns)
 
 
 def _familiar(task: Task, fastest: Solution, objective: Objective) -> Solution:
