@@ -2,15 +2,14 @@
 
 Usage: python benchmarks/bench_predict.py [--samples N] [--folder DIR] [--out FILE]
 Needs the extra `test` (real weights), 12 GB of disk in DIR and 8 GB of memory. The machine is calibrated
-first, in DIR. Checkpoints that are streamed are kept out of the page cache while they are read: a plan
-predicts for a cold file. Samples in which other processes took part of the CPU are taken again. Asserts that
-streamed blocks give the tokens of resident ones before it reports anything.
+first, in DIR. What is read of checkpoints that are streamed is dropped from the page cache behind the reader:
+a plan predicts for a cold file. Samples in which other processes took part of the CPU are taken again.
+Asserts that streamed blocks give the tokens of resident ones before it reports anything.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -19,9 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +32,7 @@ NEW_TOKENS = 16
 MAX_OTHERS = 0.05
 """Cores that other processes may use on average during a sample."""
 ATTEMPTS = 20
-EVICT_SECONDS = 0.02
+COLD_READS = Path(__file__).resolve().parent / "cold_reads.py"
 
 MAKE_1B = """
 import sys, torch
@@ -96,47 +93,48 @@ def own_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def program(arguments: list[str], folder: Path) -> float:
-    """Run bayplan in a fresh process; return the cores that other processes used meanwhile."""
+def program(arguments: list[str], folder: Path, *, reads_cold: bool = False) -> float:
+    """Run bayplan in a fresh process; return the cores that other processes used meanwhile.
+
+    Args:
+        arguments: Of the command line.
+        folder: Where it runs.
+        reads_cold: Whether what it reads is to come from the disk every time.
+    """
     start, busy, own = time.monotonic(), busy_seconds(), own_seconds()
+    how = [str(COLD_READS)] if reads_cold else ["-m", "bayplan"]
     done = subprocess.run(
-        [sys.executable, "-m", "bayplan", *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, *how, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"bayplan {' '.join(arguments)} failed:\n{done.stderr}")
     return (busy_seconds() - busy - (own_seconds() - own)) / (time.monotonic() - start)
 
 
-def undisturbed(arguments: list[str], folder: Path) -> float:
-    """Run bayplan until nobody else uses the machine; return the cores that others used."""
+def undisturbed(arguments: list[str], folder: Path, *, checkpoint: Path | None = None) -> float:
+    """Run bayplan until nobody else uses the machine; return the cores that others used.
+
+    Args:
+        arguments: Of the command line.
+        folder: Where it runs.
+        checkpoint: Which is to be read from the disk every time; None: whence it comes does not count.
+    """
     for _ in range(ATTEMPTS):
-        others = program(arguments, folder)
+        if checkpoint is not None:
+            drop(checkpoint)
+        others = program(arguments, folder, reads_cold=checkpoint is not None)
         if others <= MAX_OTHERS:
             return others
         print(f"  again: others used {others:.2f} cores", file=sys.stderr)
     raise SystemExit(f"others used the machine in each of {ATTEMPTS} attempts")
 
 
-@contextlib.contextmanager
-def cold(checkpoint: Path) -> Iterator[None]:
-    """Drop the checkpoint's shards from the page cache over and over again while the context is open."""
-    descriptors = [os.open(shard, os.O_RDONLY) for shard in checkpoint.glob("*.safetensors")]
-    is_over = threading.Event()
-
-    def evict() -> None:
-        while not is_over.wait(EVICT_SECONDS):
-            for descriptor in descriptors:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    thread = threading.Thread(target=evict)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-        for descriptor in descriptors:
-            os.close(descriptor)
+def drop(checkpoint: Path) -> None:
+    """Drop the shards from the page cache."""
+    for shard in checkpoint.glob("*.safetensors"):
+        descriptor = os.open(shard, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def sample(case: Case, checkpoint: Path, plan: Path, work: Path) -> dict[str, object]:
@@ -145,8 +143,7 @@ def sample(case: Case, checkpoint: Path, plan: Path, work: Path) -> dict[str, ob
     prompt = " ".join(["word"] * (case.context - NEW_TOKENS - 2))
     words = ["run", str(plan), "--checkpoint", str(checkpoint), "--prompt", prompt, "--report", str(report)]
     words += ["--max-new-tokens", str(NEW_TOKENS), "--json"]
-    with cold(checkpoint) if case.budget is not None else contextlib.nullcontext():
-        others = undisturbed(words, work)
+    others = undisturbed(words, work, checkpoint=None if case.budget is None else checkpoint)
     done: dict[str, object] = json.loads(report.read_text())
     assert done["honoured"], f"{case.name}: not honoured"
     return done | {"others_cores": round(others, 3)}
@@ -244,7 +241,7 @@ def main() -> None:
     found = {
         "command": f"python benchmarks/bench_predict.py --samples {arguments.samples}",
         **surroundings(names),
-        "page_cache": "shards are dropped from it every 20 ms where the plan streams, not where it does not",
+        "page_cache": "where the plan streams, shards are dropped from it behind the reader",
         "results": measured,
     }
     day = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d")

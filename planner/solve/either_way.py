@@ -5,7 +5,7 @@ Owns which answer is the better one and what bounds both. How either is searched
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -30,6 +30,8 @@ class Nothing(msgspec.Struct, frozen=True, kw_only=True):
     lower_bound_ns: int
     """Of those that there may be."""
     status: SolverStatus
+    is_too_slow: bool = False
+    """Whether there are placements, but none under the limit."""
 
 
 def best_of_both(
@@ -39,8 +41,8 @@ def best_of_both(
     search: Callable[[Task, SearchOptions], Searched],
     *,
     rounds_least: bool,
-) -> Solution | None:
-    """Return the better answer of two searches, with what bounds both; None: neither has found one.
+) -> Searched:
+    """Return the better answer of two searches, with what bounds both; None: there is none.
 
     Args:
         task: The problem, not turned.
@@ -51,17 +53,22 @@ def best_of_both(
     """
     other = turned(task, only)
     if other is None or other.turn is None:
-        found = search(task, options)
-        return None if isinstance(found, Nothing) else found
+        return search(task, options)
     # Without replicas it is mostly faster to come back. That nothing else is as fast is then soon shown.
     back = search(other, options)
     if back is not None and not isinstance(back, Nothing):
         back = msgspec.structs.replace(back, answer=other.turn.straight(back.answer))
         if not (rounds_least or options.loads_first):
-            limit_ns = min(back.step_ns, options.limit_ns or back.step_ns)
+            limits = (back.step_ns, options.limit_ns)
+            limit_ns = min(limit for limit in limits if limit is not None)
             options = msgspec.structs.replace(options, limit_ns=limit_ns)
     found = search(task, options)
     return _Judge(task, loads_first=options.loads_first, rounds_least=rounds_least).joined(found, back)
+
+
+def worst(statuses: Iterable[SolverStatus]) -> SolverStatus:
+    """Return the status of a search in parts: that of the one that was cut off most."""
+    return max(statuses, key=_BY_SEVERITY.index)
 
 
 class _Judge:
@@ -72,9 +79,16 @@ class _Judge:
         self._loads_first = loads_first
         self._rounds_least = rounds_least
 
-    def joined(self, *searched: Searched) -> Solution | None:
+    def joined(self, *searched: Searched) -> Searched:
         """Return the best solution, the first of equal ones, with what bounds all that was searched."""
+        nothings = [one for one in searched if isinstance(one, Nothing)]
         solutions = [one for one in searched if one is not None and not isinstance(one, Nothing)]
+        if not solutions and nothings:
+            return Nothing(
+                lower_bound_ns=min(one.lower_bound_ns for one in nothings),
+                status=worst(one.status for one in nothings),
+                is_too_slow=any(one.is_too_slow for one in nothings),
+            )
         if not solutions:
             return None
         best = solutions[0]
@@ -85,7 +99,7 @@ class _Judge:
         return msgspec.structs.replace(
             best,
             lower_bound_ns=min(one.lower_bound_ns for one in (best, *rivals)),
-            status=max((one.status for one in (best, *rivals)), key=_BY_SEVERITY.index),
+            status=worst(one.status for one in (best, *rivals)),
         )
 
     def _is_better(self, one: Solution, other: Solution) -> bool:

@@ -16,8 +16,9 @@ from bayplan.planner.solve.balance import balanced_answer, sequential_answer
 from bayplan.planner.solve.chain import Chain
 from bayplan.planner.solve.constraints import Constraints
 from bayplan.planner.solve.deadline import Deadline
+from bayplan.planner.solve.either_way import Nothing, worst
 from bayplan.planner.solve.machine import Machine
-from bayplan.planner.solve.placement import RELATIVE_GAP, SearchOptions, Solution, place
+from bayplan.planner.solve.placement import RELATIVE_GAP, SearchOptions, Solution, place, searched
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.types import BoundClass, Objective
@@ -94,13 +95,25 @@ def _most_batches(problem: Problem, options: SearchOptions) -> Placed | None:
     Where rounding comes first, only numbers of batches count that need no more of it than one batch does.
     The bound is the least of those that count: with none of them is a placement faster.
     """
-    found = list(_paced(problem, options))
+    results = list(_paced(problem, options))
+    found = [one for one in results if isinstance(one, Placed)]
     if not found:
         return None
     counted = _least_rounded(found) if problem.is_auto else found
     best = min(counted, key=lambda placed: (placed.solution.step_ns, placed.batches_in_flight))
-    bound_ns = min(placed.solution.lower_bound_ns for placed in counted)
-    solution = msgspec.structs.replace(best.solution, lower_bound_ns=bound_ns)
+    unknown = [one for one in results if isinstance(one, Nothing)]
+    bounds = [(own.solution.lower_bound_ns, own.solution.status) for own in counted]
+    bounds += [(one.lower_bound_ns, one.status) for one in unknown]
+    solution = msgspec.structs.replace(
+        best.solution,
+        lower_bound_ns=min(bound_ns for bound_ns, _ in bounds),
+        status=worst(
+            (
+                best.solution.status,
+                *(status for bound_ns, status in bounds if bound_ns < best.solution.step_ns),
+            )
+        ),
+    )
     return msgspec.structs.replace(best, solution=solution)
 
 
@@ -137,18 +150,23 @@ def _quantized_bytes(placed: Placed) -> int:
     return sum(task.form(index, answer).quantized_bytes for index in range(len(task.chain)))
 
 
-def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed]:
-    """Yield a placement for every number of batches that has one; where time comes first, a faster one only."""
+def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed | Nothing]:
+    """Yield a placement for every number of batches that has one; where time comes first, a faster one only.
+
+    Or what is known where none was found.
+    """
     for num_batches in range(1, len(problem.machine.devices) + 1):
         task = problem.task(num_batches)
-        solution = place(task, msgspec.structs.replace(options, num_batches=num_batches))
+        solution = searched(task, msgspec.structs.replace(options, num_batches=num_batches))
         if solution is None:
-            if options.limit_ns is None:
-                return  # more batches need more memory
+            return  # more batches need more memory
+        if isinstance(solution, Nothing):
+            yield solution
             continue
         yield Placed(task=task, solution=solution, batches_in_flight=num_batches)
         if not problem.is_auto:
-            limit_ns = min(solution.step_ns, options.limit_ns or solution.step_ns)
+            limits = (solution.step_ns, options.limit_ns)
+            limit_ns = min(limit for limit in limits if limit is not None)
             options = msgspec.structs.replace(options, limit_ns=limit_ns)
 
 

@@ -37,7 +37,8 @@ GOOD_ENOUGH = 1e-3
 """Share by which a placement may be above the bound without the search beginning again elsewhere."""
 
 TIE_GAP, TIE_NODES = 1e-2, 300
-"""Likewise, and branches explored, where only a tie is broken."""
+"""Share by which the program's answer may be from its optimum, and branches explored, where only a tie is
+broken."""
 
 ROUNDING_WEIGHT = 64.0
 """Bytes per step that rounding one byte is worth, in a tie."""
@@ -90,8 +91,13 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(task: Task, options: SearchOptions | None = None) -> Solution | None:
-    """Return the best placement of `task`, or None if none satisfies the constraints."""
-    asked = options or SearchOptions()
+    """Return the best placement of `task`; None: none satisfies the constraints, or none was found."""
+    found = searched(task, options or SearchOptions())
+    return None if isinstance(found, Nothing) else found
+
+
+def searched(task: Task, asked: SearchOptions) -> Solution | Nothing | None:
+    """Return the best placement of `task`, or what is known where none was found; None: there is none."""
     everything = frozenset(range(len(task.machine.devices)))
     if not everything:
         return None
@@ -100,6 +106,8 @@ def place(task: Task, options: SearchOptions | None = None) -> Solution | None:
         found = _kept(task, only, asked)
         if found is None and task.constraints.no_spill and only != everything:
             found = _kept(task, everything, asked)
+        if isinstance(found, Nothing) and not (found.is_too_slow or task.constraints.no_spill):
+            found = None  # perhaps something can stay, perhaps not
         if found is not None or task.constraints.no_spill:
             return found
 
@@ -109,7 +117,7 @@ def place(task: Task, options: SearchOptions | None = None) -> Solution | None:
     return best_of_both(task, asked, everything, search, rounds_least=False)
 
 
-def _kept(task: Task, only: frozenset[int], options: SearchOptions) -> Solution | None:
+def _kept(task: Task, only: frozenset[int], options: SearchOptions) -> Solution | Nothing | None:
     """Return the best placement on `only` that keeps everything there."""
 
     def search(own: Task, how: SearchOptions) -> Solution | Nothing | None:
@@ -150,18 +158,18 @@ def _by_program(
     polisher = Polisher(task, MAX_SIMULATIONS, time_ns, options.deadline, rounds_least=rounds_least)
     staged: Staged | None = None
     if can_stream and options.is_plain(can_stream=True):
-        staged = best_stages(task, only, polisher, options.deadline, limit_ns=options.limit_ns)
-        if staged is None or (options.limit_ns is not None and staged.lower_bound_ns > options.limit_ns):
-            return None
-        if (proven := _proven(task, staged)) is not None:
-            return proven
-    begin, proof = _begun(task, options, polisher, can_stream=can_stream, only=only)
+        by_stages = _by_stages(task, options, polisher, only)
+        if not isinstance(by_stages, Staged):
+            return by_stages
+        staged = by_stages
+    known = [] if staged is None or staged.answer is None else [staged.answer]
+    begin, proof = _begun(task, options, polisher, known, can_stream=can_stream, only=only)
     if begin is None and proof.end is End.INFEASIBLE:
-        return None
+        return _slow_or_none(task, options, can_stream=can_stream, only=only)
     lower_ns = bound_ns(proof.bound)
     if staged is not None:
         lower_ns = max(lower_ns, staged.lower_bound_ns)
-        begin = polisher.best(answer for answer in (begin, staged.answer) if answer is not None)
+        begin = polisher.best(answer for answer in (begin, *known) if answer is not None)
     status = _STATUSES[proof.end]
     if begin is None:
         return Nothing(lower_bound_ns=lower_ns, status=status)
@@ -195,6 +203,33 @@ def _by_program(
     )
 
 
+def _by_stages(
+    task: Task, options: SearchOptions, polisher: Polisher, only: frozenset[int]
+) -> Staged | Solution | Nothing | None:
+    """Return what the search by stages shows; a bound and perhaps a placement where that is not all."""
+    staged = best_stages(task, only, polisher, options.deadline, limit_ns=options.limit_ns)
+    if staged is None:
+        return None
+    if options.limit_ns is not None and staged.lower_bound_ns > options.limit_ns:
+        return _too_slow(options.limit_ns)
+    return _proven(task, staged) or staged
+
+
+def _slow_or_none(
+    task: Task, options: SearchOptions, *, can_stream: bool, only: frozenset[int]
+) -> Nothing | None:
+    """Return whether there are placements, but slower than the limit, where the program has none under it."""
+    if options.limit_ns is None:
+        return None
+    program = PlacementProgram(task, can_stream=can_stream, only=only)
+    is_possible = program.minimise([], relative_gap=RELATIVE_GAP).end is not End.INFEASIBLE
+    return _too_slow(options.limit_ns) if is_possible else None
+
+
+def _too_slow(limit_ns: int) -> Nothing:
+    return Nothing(lower_bound_ns=limit_ns, status=SolverStatus.OPTIMAL, is_too_slow=True)
+
+
 def _proven(task: Task, staged: Staged) -> Solution | None:
     """Return the solution by stages if nothing is much faster; in a small problem, if nothing is faster."""
     if staged.answer is None:
@@ -213,7 +248,13 @@ def _proven(task: Task, staged: Staged) -> Solution | None:
 
 
 def _begun(
-    task: Task, options: SearchOptions, polisher: Polisher, *, can_stream: bool, only: frozenset[int]
+    task: Task,
+    options: SearchOptions,
+    polisher: Polisher,
+    known: list[Answer],
+    *,
+    can_stream: bool,
+    only: frozenset[int],
 ) -> tuple[Answer | None, Found]:
     """Return a placement that works, where the descent begins, and the solve whose bound counts.
 
@@ -235,8 +276,9 @@ def _begun(
         if first is None:
             first = proof
             if found.end is End.INFEASIBLE:
-                begin = polisher.best(lean_answers(task, only, can_stream=can_stream))
-                if begin is None or polisher.step_ns(begin) > (options.limit_ns or math.inf):
+                begin = polisher.best([*known, *lean_answers(task, only, can_stream=can_stream)])
+                limit_ns = math.inf if options.limit_ns is None else options.limit_ns
+                if begin is None or polisher.step_ns(begin) > limit_ns:
                     return None, first
                 # The solver's tolerance is absolute: where rates differ by too much it may be wrong.
                 return begin, msgspec.structs.replace(first, end=End.WORK_LIMIT, bound=0.0)

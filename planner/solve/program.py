@@ -59,7 +59,7 @@ class PlacementProgram:
         add_apart(self._draft, self._stages)
         add_symmetry(self._draft)
         hops = add_step(self._draft, self._stages, num_batches)
-        add_resources(self._draft, self._stages, [] if num_batches > 1 else hops)
+        add_resources(self._draft, self._stages, hops)
 
     @property
     def kinds(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ MAX_VARIABLES = 800
 """Larger programs are not solved again: they take long, and leave smaller gaps."""
 
 TIE_GAP = 1e-2
-"""Likewise, where only a tie is broken."""
+"""Share by which it may be from its optimum where only a tie is broken."""
 
 MAX_NODES = 300
 """Branches explored at most, of each program."""

@@ -89,7 +89,9 @@ def _ordered(
 
     if slowest_first:
         return sorted(choices, key=transfer_ns, reverse=True)
-    rarest_first = sorted(set(choices), key=lambda choice: (choices.count(choice), transfer_ns(choice)))
+    # A set's order is another one in every process.
+    different = dict.fromkeys(choices)
+    rarest_first = sorted(different, key=lambda choice: (choices.count(choice), transfer_ns(choice)))
     places: list[Choice | None] = [None] * len(choices)
     for choice in rarest_first:
         free = [place for place, own in enumerate(places) if own is None]

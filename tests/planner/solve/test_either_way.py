@@ -48,7 +48,7 @@ Result = Solution | Nothing | None
 
 def joined(
     straight: Result, back: Result, task: Task = TASK, *, rounds_least: bool = False, **fields: object
-) -> tuple[Solution | None, list[tuple[bool, int | None]]]:
+) -> tuple[Result, list[tuple[bool, int | None]]]:
     """Return what comes of two results, and what was searched: whether turned, and the limit."""
     asked: list[tuple[bool, int | None]] = []
 
@@ -64,10 +64,10 @@ UNTIED = make_task(make_chain([COST] * 3), gpus(2))
 
 
 @pytest.mark.parametrize(
-    ("result", "expected"), [(solution(9, 8), solution(9, 8)), (nothing(8), None), (None, None)]
+    "result", [solution(9, 8), nothing(8), None], ids=["a placement", "perhaps one", "none"]
 )
-def test_without_ties_there_is_one_search(result: Result, expected: Solution | None) -> None:
-    assert joined(result, None, UNTIED) == (expected, [(False, None)])
+def test_without_ties_there_is_one_search(result: Result) -> None:
+    assert joined(result, None, UNTIED) == (result, [(False, None)])
 
 
 def test_an_answer_is_one_of_the_chain_as_it_is() -> None:
@@ -86,7 +86,14 @@ def test_what_comes_before_time_leaves_no_limit() -> None:
     ("straight", "back", "expected"),
     [
         (None, None, None),
-        (nothing(7), nothing(6), None),
+        (nothing(7), nothing(6), nothing(6)),
+        (nothing(7), None, nothing(7)),
+        (
+            None,
+            Nothing(lower_bound_ns=9, status=OPTIMAL, is_too_slow=True),
+            Nothing(lower_bound_ns=9, status=OPTIMAL, is_too_slow=True),
+        ),
+        (nothing(7, WORK_LIMIT), nothing(6), nothing(6, WORK_LIMIT)),
         (solution(9, 8), None, solution(9, 8)),
         (solution(9, 8), solution(10, 7, "001"), solution(9, 7)),
         (solution(9, 8), solution(10, 9, "001"), solution(9, 8)),
@@ -97,9 +104,7 @@ def test_what_comes_before_time_leaves_no_limit() -> None:
         (solution(9, 8), nothing(7), solution(9, 7)),
     ],
 )
-def test_the_faster_one_counts_and_the_lower_bound(
-    straight: Result, back: Result, expected: Solution | None
-) -> None:
+def test_the_faster_one_counts_and_the_lower_bound(straight: Result, back: Result, expected: Result) -> None:
     assert joined(straight, back)[0] == expected
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from placement_problems import (
     GIGA,
     MIB,
+    NO_ACTIVATIONS,
     PlacementProblem,
     gpus,
     make_chain,
@@ -14,6 +15,7 @@ from placement_problems import (
     make_device,
     make_form,
     make_inventory,
+    make_link,
     placement_problems,
 )
 
@@ -23,7 +25,7 @@ from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import load_ns
 from bayplan.schemas.hardware import Inventory
-from bayplan.schemas.types import Backend, Objective
+from bayplan.schemas.types import Backend, BoundClass, Objective
 
 LAYER = 64 * MIB
 """And as many nanoseconds, since a byte takes one."""
@@ -282,3 +284,17 @@ def test_what_streams_from_disk_is_not_loaded_though_host_memory_would_hold_it()
     assert quick is not None
     assert load_ns(fast.task, fast.solution.answer) > load_ns(quick.task, quick.solution.answer) == 0
     assert quick.solution.lower_bound_ns == 0
+
+
+def test_more_batches_do_not_stream_what_fits() -> None:
+    """Two batches fit both devices, a fifth slower than one; streaming they would be faster still."""
+    unit = 10**5
+    devices = [make_device("gpu0"), make_device("gpu1", flops_per_second=GIGA // 3)]
+    inventory = make_inventory(devices, [make_link("node0/gpu0"), make_link("node0/gpu1")], disk_rate=None)
+    cost = make_cost(4 * unit, kv_bytes=4 * unit, decode_read_bytes=0, decode_flops=10**6)
+    rooms = {"node0/gpu0": 80, "node0/gpu1": 48}
+    budgets = {name: NO_ACTIVATIONS + room * unit + 1000 for name, room in rooms.items()}
+    placed = place_for(problem(make_chain([cost] * 10), inventory, budgets, objective=Objective.THROUGHPUT))
+    assert placed is not None
+    assert (placed.batches_in_flight, placed.solution.step_ns) == (1, 10**7)
+    assert placed.solution.bound_class is BoundClass.CONTIGUOUS_RESIDENT

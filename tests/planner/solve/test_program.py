@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -227,3 +229,22 @@ def test_a_strict_program_fits_exactly(problem: PlacementProblem, can_stream: bo
 def test_the_phase_of_the_task_counts() -> None:
     task = make_task(make_chain([LAYER] * 2), gpus(1), phase=Objective.PREFILL)
     assert least_ns(PlacementProgram(task, can_stream=False)) == 4 * LAYER
+
+
+def test_batches_in_flight_leave_time_on_the_way_for_what_is_shared() -> None:
+    """Three devices behind one switch, but one streams: while a batch is on its way the switch serves it."""
+    million = 10**6
+    devices = [make_device(f"gpu{number}") for number in range(3)]
+    names = [device.id for device in devices]
+    links = [make_link(name, group="switch") for name in names]
+    links += [make_link(one, other, latency_ns=10 * million) for one, other in pairwise(names)]
+    blocks = [make_cost(10 * million, decode_read_bytes=million // 10), million // 10, million // 10]
+    pins = (
+        Pin(pattern="layers.0", device=names[0], residency=HOST),
+        Pin(pattern="layers.1", device=names[1]),
+        Pin(pattern="layers.2", device=names[2]),
+    )
+    inventory = make_inventory(devices, links, disk_rate=None)
+    task = make_task(make_chain(blocks), inventory, dict.fromkeys(names, 2**40), pins=pins)
+    # Two ways of 10 ms for either of two batches: every other 10 ms a batch ends.
+    assert least_ns(PlacementProgram(task, can_stream=True, num_batches=2)) == 10_150_000

@@ -71,6 +71,18 @@ def test_two_tiers_alternate_or_the_slow_one_comes_first() -> None:
     assert found[8:] == [order for order in ("hdhhdh", "dhhdhh", "hhdhhd", "dhhhhd") for _ in range(2)]
 
 
+def test_equal_choices_of_two_tiers_keep_the_order_in_which_they_are_given() -> None:
+    """Not that of a set, which is another one in every process."""
+    inventory = make_inventory(gpus(1).devices, [make_link("node0/gpu0")], disk_rate=GIGA)
+    task = make_task(make_chain([64] * 4), inventory)
+    host, disk = Choice(device=0, residency=HOST), Choice(device=0, residency=DISK)
+    for order, expected in (((host, disk), "dhdh"), ((disk, host), "hdhd")):
+        modes = tuple((0, choice, 2) for choice in order)
+        counts = Counts(cuts=(4,), modes=(modes,), num_slots=(2,), bound=0.0)
+        first = next(arrangements(task, counts, (0,) * 4))
+        assert "".join("d" if own.residency is DISK else "h" for own in first.choices) == expected
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Counts, tuple[int, ...]]:
     """Blocks of three kinds on two devices, in any numbers of modes."""
