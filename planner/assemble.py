@@ -231,7 +231,7 @@ def _summary(inputs: Inputs, placed: Placed, prediction: Prediction) -> Summary:
     task, solution = placed.task, placed.solution
     streamed = [index for index, choice in enumerate(solution.answer.choices) if choice.streams]
     bounded_ns = prediction.load_ns if inputs.objective is Objective.LOAD else prediction.step_ns
-    bound_ns = min(solution.lower_bound_ns, bounded_ns)
+    bound_ns = solution.lower_bound_ns
     return Summary(
         objective=inputs.objective,
         resident_blocks=len(task.chain) - len(streamed),
