@@ -92,14 +92,17 @@ def place_for(problem: Problem, deadline: Deadline | None = None) -> Placed | No
 def _most_batches(problem: Problem, options: SearchOptions) -> Placed | None:
     """Return the placement with the fastest pace, over all numbers of batches up to that of devices.
 
-    Where rounding comes first, only numbers of batches count that need no more of it than one batch does.
+    What fits the accelerators is not streamed for the sake of more batches; and where rounding comes first,
+    only numbers of batches count that need no more of it than one batch does.
     The bound is the least of those that count: with none of them is a placement faster.
     """
     results = list(_paced(problem, options))
     found = [one for one in results if isinstance(one, Placed)]
     if not found:
         return None
-    counted = _least_rounded(found) if problem.is_auto else found
+    counted = _least_streamed(found)
+    if problem.is_auto and _room(counted[0]) is not _Room.STREAMED:
+        counted = _least_rounded(counted)  # where something streams in any case, rounding comes second
     best = min(counted, key=lambda placed: (placed.solution.step_ns, placed.batches_in_flight))
     unknown = [one for one in results if isinstance(one, Nothing)]
     bounds = [(own.solution.lower_bound_ns, own.solution.status) for own in counted]
@@ -117,16 +120,18 @@ def _most_batches(problem: Problem, options: SearchOptions) -> Placed | None:
     return msgspec.structs.replace(best, solution=solution)
 
 
-def _least_rounded(found: list[Placed]) -> list[Placed]:
-    """Return those that leave room for what `auto` wants first: no streaming, then little rounding."""
+def _least_streamed(found: list[Placed]) -> list[Placed]:
+    """Return those that fit where not all of them do."""
     least = min(_room(placed) for placed in found)
-    alike = [placed for placed in found if _room(placed) is least]
-    if least is _Room.STREAMED:
-        return alike  # where something streams in any case, rounding comes second
-    rounded = [_quantized_bytes(placed) for placed in alike]
+    return [placed for placed in found if _room(placed) is least]
+
+
+def _least_rounded(found: list[Placed]) -> list[Placed]:
+    """Return those that round the fewest bytes."""
+    rounded = [_quantized_bytes(placed) for placed in found]
     # Each search may miss the fewest by its gap, and then use as much again to be faster.
     most = min(rounded) * (1 + RELATIVE_GAP) ** 2
-    return [placed for placed, num_bytes in zip(alike, rounded, strict=True) if num_bytes <= most]
+    return [placed for placed, num_bytes in zip(found, rounded, strict=True) if num_bytes <= most]
 
 
 class _Room(enum.IntEnum):
@@ -155,6 +160,7 @@ def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed | Nothin
 
     Or what is known where none was found.
     """
+    room: _Room | None = None
     for num_batches in range(1, len(problem.machine.devices) + 1):
         task = problem.task(num_batches)
         solution = searched(task, msgspec.structs.replace(options, num_batches=num_batches))
@@ -163,7 +169,11 @@ def _paced(problem: Problem, options: SearchOptions) -> Iterator[Placed | Nothin
         if isinstance(solution, Nothing):
             yield solution
             continue
-        yield Placed(task=task, solution=solution, batches_in_flight=num_batches)
+        placed = Placed(task=task, solution=solution, batches_in_flight=num_batches)
+        yield placed
+        room = room or _room(placed)
+        if _room(placed) is not room:
+            return  # no more of them fits where these do not
         if not problem.is_auto:
             limits = (solution.step_ns, options.limit_ns)
             limit_ns = min(limit for limit in limits if limit is not None)

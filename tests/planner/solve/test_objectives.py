@@ -151,16 +151,21 @@ def test_auto_has_every_device_busy_where_that_rounds_no_more() -> None:
         assert [choice.form for choice in placed.solution.answer.choices] == [form] * 2
 
 
-def test_auto_streams_nothing_for_one_more_batch() -> None:
+@pytest.mark.parametrize("is_auto", [True, False])
+def test_nothing_streams_for_one_more_batch(is_auto: bool) -> None:
     """With two caches something streams, which a link as fast as memory would hide."""
     chain = make_chain([make_cost(LAYER, kv_bytes=LAYER // 4)] * 8)
     budgets = {"node0/gpu0": 5 * LAYER, "node0/gpu1": 5 * LAYER}
-    for is_auto, num_batches in ((True, 1), (False, 2)):
-        own = problem(chain, gpus(2), budgets, objective=Objective.THROUGHPUT, is_auto=is_auto)
-        placed = place_for(own)
-        assert placed is not None
-        assert placed.batches_in_flight == num_batches
-        assert any(choice.streams for choice in placed.solution.answer.choices) is not is_auto
+    own = problem(chain, gpus(2), budgets, objective=Objective.THROUGHPUT, is_auto=is_auto)
+    placed = place_for(own)
+    assert placed is not None
+    assert placed.batches_in_flight == 1
+    assert not any(choice.streams for choice in placed.solution.answer.choices)
+    fewer = place_for(
+        problem(chain, gpus(2), dict.fromkeys(budgets, 4 * LAYER), objective=Objective.THROUGHPUT)
+    )
+    assert fewer is not None
+    assert fewer.batches_in_flight == 2  # it streams in any case
 
 
 def test_auto_uses_no_cpu_for_one_more_batch() -> None:
@@ -263,8 +268,6 @@ def test_no_number_of_batches_is_faster_than_the_bound_of_throughput(drawn: Plac
 
 def wanted_first(drawn: PlacementProblem, one: Optimum) -> tuple[int, int]:
     """What comes before the pace, in order: where everything is, and how much of it is rounded."""
-    if not drawn.is_auto:
-        return 0, 0
     if not one.is_resident:
         return 2, 0
     every = [device.backend is not Backend.CPU for device in drawn.inventory.devices]
@@ -272,7 +275,7 @@ def wanted_first(drawn: PlacementProblem, one: Optimum) -> tuple[int, int]:
         own and drawn.budgets[device.id] for own, device in zip(every, drawn.inventory.devices, strict=True)
     )
     is_fast = not has_accelerator or all(every[device] for device in one.best.devices)
-    return (0 if is_fast else 1), one.best.quantized_bytes
+    return (0 if is_fast else 1), one.best.quantized_bytes if drawn.is_auto else 0
 
 
 def test_what_streams_from_disk_is_not_loaded_though_host_memory_would_hold_it() -> None:
