@@ -17,7 +17,7 @@ from bayplan.planner.solve.draft import Draft
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts
 from bayplan.planner.solve.integer_program import MAX_NODES, End, Found
 from bayplan.planner.solve.memory_rows import add_apart, add_hosts, add_memory, add_slots, reads_at_load
-from bayplan.planner.solve.modes import Counts, Mode, Narrowing, Rounding, Stage, Term
+from bayplan.planner.solve.modes import MILLISECOND, Counts, Mode, Narrowing, Rounding, Stage, Term
 from bayplan.planner.solve.split import split_residencies, split_visit
 from bayplan.planner.solve.symmetry import add_symmetry
 from bayplan.planner.solve.task import Task
@@ -140,14 +140,19 @@ class PlacementProgram:
             if own.disk is None:
                 continue
             per_unit = self._draft.unit_bytes * 1000 / own.disk.read_bytes_per_second
-            terms = [
-                (mode.variable, -per_unit * self.units(mode.form.num_bytes))
+            reading = [
+                mode
                 for stage in self._stages
                 if machine.nodes[stage.device] == node
                 for mode in stage.modes
-                if reads_at_load(mode)
+                if mode.form.num_bytes and reads_at_load(mode)
             ]
-            program.at_least([(load, 1.0), *terms], 0.0)
+            terms = [(mode.variable, -per_unit * self.units(mode.form.num_bytes)) for mode in reading]
+            # Whatever is read, the disk's latency is waited for once.
+            reads = program.switch()
+            most = float(sum(self._draft.count[mode.kind] for mode in reading))
+            program.at_most([*((mode.variable, 1.0) for mode in reading), (reads, -most)], 0.0)
+            program.at_least([(load, 1.0), *terms, (reads, -own.disk.latency_ns / MILLISECOND)], 0.0)
         return load
 
     def counts(self, found: Found) -> Counts:

@@ -24,7 +24,7 @@ from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.machine import Machine
 from bayplan.planner.solve.objectives import Placed, Problem, place_for
 from bayplan.planner.solve.predict import load_ns
-from bayplan.schemas.hardware import Inventory
+from bayplan.schemas.hardware import Disk, Inventory
 from bayplan.schemas.types import Backend, BoundClass, Objective
 
 LAYER = 64 * MIB
@@ -301,3 +301,19 @@ def test_more_batches_do_not_stream_what_fits() -> None:
     assert placed is not None
     assert (placed.batches_in_flight, placed.solution.step_ns) == (1, 10**7)
     assert placed.solution.bound_class is BoundClass.CONTIGUOUS_RESIDENT
+
+
+def test_whatever_is_loaded_waits_for_the_disk_once() -> None:
+    inventory = gpus(2)
+    disk = Disk(read_bytes_per_second=GIGA, latency_ns=LAYER)
+    nodes = tuple(msgspec.structs.replace(node, disk=disk) for node in inventory.nodes)
+    own = problem(
+        make_chain([LAYER] * 4),
+        msgspec.structs.replace(inventory, nodes=nodes),
+        {"node0/gpu0": 2 * LAYER, "node0/gpu1": 3 * LAYER},
+        objective=Objective.LOAD,
+    )
+    placed = place_for(own)
+    assert placed is not None
+    assert load_ns(placed.task, placed.solution.answer) == 5 * LAYER
+    assert placed.solution.lower_bound_ns > 4.999 * LAYER
