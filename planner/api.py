@@ -24,6 +24,7 @@ from bayplan.planner.present.map_notes import map_notes
 from bayplan.planner.previous import moved_note, placement_before, unchanged_or
 from bayplan.planner.ready import Ready, get_ready
 from bayplan.planner.relaxations import certified
+from bayplan.planner.representable import representable
 from bayplan.planner.solve.constraints import resolve
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.infeasible import NoPlacement, infeasible
@@ -174,6 +175,7 @@ def solve(
     Raises:
         Infeasible: No placement satisfies the budgets.
         UsageError: A pin matches nothing or contradicts the model.
+        UsageError: A step takes longer than a plan can say.
     """
     objective = _objective(read, options.objective)
     budgets = device_budgets(inventory, max_memory)
@@ -217,7 +219,8 @@ def solve(
         ties=forms.choices[0].graph.ties,
         moved_bytes=moved_bytes,
     )
-    plan = assemble(inputs, placed, predict(placed, read.workload, generates=read.graph.generates))
+    prediction = representable(predict(placed, read.workload, generates=read.graph.generates))
+    plan = assemble(inputs, placed, prediction)
     if options.previous is not None:
         plan = unchanged_or(plan, options.previous)
     problems = check(plan)
