@@ -98,7 +98,7 @@ def _least_apart_ns(stretch: Stretch, apart: Apart, limit_ns: int | None) -> int
     """Return a lower bound of windows in which experts are apart, streaming or not, up to `limit_ns`."""
     computing_ns, needed, count = _computing_ns(stretch), _needed_bytes(stretch), _num_apart(stretch)
     found: list[int] = []
-    for number, (late_ns, late_bytes) in enumerate(_late_sets(stretch, limit_ns)):
+    for number, (late_ns, late_bytes) in enumerate(_late_sets(stretch, apart, limit_ns)):
         if number == MAX_LATE_SETS:
             return apart_floor_ns(stretch, apart)
         extra_ns = least_extra_ns(apart, count, needed - late_bytes)
@@ -117,13 +117,13 @@ class _Late(msgspec.Struct, frozen=True, kw_only=True):
     """What the last of them and all behind it compute at least."""
 
 
-def _late_sets(stretch: Stretch, limit_ns: int | None) -> Iterator[tuple[int, int]]:
+def _late_sets(stretch: Stretch, apart: Apart, limit_ns: int | None) -> Iterator[tuple[int, int]]:
     """Yield what windows take in which sets of blocks are brought in, under `limit_ns`, and their bytes.
 
     First that of none. Transfers within the window begin when a streamed block has computed, and with it all
     before it; the last one is followed by the computing of its block, and of all behind it.
     """
-    kinds, lead_ns = _late_kinds(stretch)
+    kinds, lead_ns = _late_kinds(stretch, apart)
 
     def extended(
         transfer_ns: int, num_bytes: int, behind_ns: int | None, others: Sequence[_Late]
@@ -141,12 +141,16 @@ def _late_sets(stretch: Stretch, limit_ns: int | None) -> Iterator[tuple[int, in
     yield from extended(0, 0, None, kinds)
 
 
-def _late_kinds(stretch: Stretch) -> tuple[list[_Late], int]:
+def _late_kinds(stretch: Stretch, apart: Apart) -> tuple[list[_Late], int]:
     """Return what could be brought in within the window, the slowest first, and what computes before it."""
+    # Where the host is faster than the device a block takes less without its experts.
+    times_ns = [
+        part.least_ns + (0 if part.apart is None else min(0, apart.shortest_ns)) for part in stretch.parts
+    ]
     lead_ns = behind_ns = 0
     kinds: dict[tuple[int, int], _Late] = {}
-    for part in reversed(stretch.parts):
-        behind_ns += part.least_ns
+    for part, time_ns in zip(reversed(stretch.parts), reversed(times_ns), strict=True):
+        behind_ns += time_ns
         if part.streaming:
             key = min(way.transfer_ns for way in part.streaming), part.num_bytes
             last = kinds.get(key)
@@ -156,8 +160,8 @@ def _late_kinds(stretch: Stretch) -> tuple[list[_Late], int]:
                 count=1 if last is None else last.count + 1,
                 behind_ns=behind_ns if last is None else last.behind_ns,
             )
-    for part in stretch.parts:
-        lead_ns += part.least_ns
+    for part, time_ns in zip(stretch.parts, times_ns, strict=True):
+        lead_ns += time_ns
         if part.streaming:
             break
     return [kinds[key] for key in sorted(kinds, reverse=True)], lead_ns

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.experts import SplitExperts
 from bayplan.planner.solve.stage_slots import Part, Slots, Streaming, Stretch, fastest, slots_of
 from bayplan.schemas.types import Residency
@@ -47,14 +48,26 @@ the next one; when the latest streamed blocks ended, one fewer than slots, oldes
 streams."""
 
 
+class OutOfWork(Exception):
+    """A search has looked at as many states as it may, or is to end by the clock."""
+
+
 class WindowSearch:
     """Finds least windows.
 
     Attributes:
-        num_states: Beginnings of stretches that were kept so far: the work done.
+        num_states: Beginnings of stretches that were looked at so far: the work done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_states: int | None = None, deadline: Deadline | None = None) -> None:
+        """Prepare it.
+
+        Args:
+            max_states: Of all windows together; None: as many as it takes.
+            deadline: When to end.
+        """
+        self._max_states = max_states
+        self._deadline = deadline or Deadline()
         self.num_states = 0
 
     def least(self, stretch: Stretch, below_ns: int | None = None) -> Window | None:
@@ -63,6 +76,9 @@ class WindowSearch:
         None: there is none, or none shorter than `below_ns`.
 
         Of equally short windows the one that moves the fewest bytes, then that with the fewest slots.
+
+        Raises:
+            OutOfWork: There is no more work to be done, and nothing is known of this window.
         """
         if stretch.resident_ns is not None:
             if below_ns is not None and stretch.resident_ns >= below_ns:
@@ -98,14 +114,20 @@ class WindowSearch:
                     own += _visited(states, place, part, is_early=early > 0)
             groups = {}
             for key, states in following.items():
+                self._spend(len(states))
                 kept = rest.worthwhile(place + 1, key, _undominated(states), limit)
                 if kept:
                     groups[key] = kept
-                    self.num_states += len(kept)
         ends = [state for states in groups.values() for state in states]
         if not ends:
             return None
         return _as_window(stretch, slots, min(ends, key=lambda state: (state[0], state[3])))
+
+    def _spend(self, num_states: int) -> None:
+        self.num_states += num_states
+        is_over = self._max_states is not None and self.num_states > self._max_states
+        if is_over or self._deadline.must_end():
+            raise OutOfWork
 
 
 def _visited(states: Iterable[_State], place: int, part: Part, *, is_early: bool) -> Iterator[_State]:

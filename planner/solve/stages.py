@@ -25,10 +25,10 @@ from bayplan.planner.solve.segments import number_kinds
 from bayplan.planner.solve.spacing import arrangements
 from bayplan.planner.solve.stage_program import Arrived, Doubt, StageProgram
 from bayplan.planner.solve.stage_tables import Entry, StageTable, stage_tables
-from bayplan.planner.solve.stage_windows import WindowSearch
+from bayplan.planner.solve.stage_windows import OutOfWork, WindowSearch
 from bayplan.planner.solve.task import Task
 
-MAX_STATES = 1_000_000
+MAX_STATES = 200_000
 """Work at most, in the states of windows. A count, not a time, so that the answer is the same everywhere."""
 
 MAX_ROUNDS = 100
@@ -70,7 +70,7 @@ class StageSearch:
         self._deadline = deadline or Deadline()
         self._tables = tables
         self._program = StageProgram(task, self._tables)
-        self._windows = WindowSearch()
+        self._windows = WindowSearch(MAX_STATES, self._deadline)
         self._is_guess = limit_ns is None
         # What is sought takes less. Without a limit a guess, doubled until there is something.
         self._below_ns = 1 + (self._least_computing_ns() * 2 if limit_ns is None else limit_ns)
@@ -83,18 +83,26 @@ class StageSearch:
         """Kind of each block: those of a kind are alike on every device."""
         return number_kinds(list(zip(*(table.kinds for table in self._tables.values()), strict=True)))
 
+    @property
+    def num_states(self) -> int:
+        """How many states of windows were looked at so far: the work done."""
+        return self._windows.num_states
+
     def best(self) -> Staged | None:
         """Return a bound of the sum of windows and ways, and the best placement; None: nothing fits."""
         lower_ns = 0
         for _ in range(MAX_ROUNDS):
-            if self._windows.num_states > MAX_STATES or self._deadline.must_end():
+            if self._deadline.must_end():
                 break
             found = self._program.solve(self._below_ns)
             if found.best is not None:
                 lower_ns = found.best.time_ns
-                if self._settled(found.best):
+                try:
+                    if self._settled(found.best):
+                        break
+                    self._look_into(found.doubts)
+                except OutOfWork:
                     break
-                self._look_into(found.doubts)
             elif not self._is_guess:
                 lower_ns = self._below_ns
                 break
@@ -106,7 +114,10 @@ class StageSearch:
         return Staged(lower_bound_ns=lower_ns, answer=answer)
 
     def _least_computing_ns(self) -> int:
-        """Return what all blocks compute at least, each on the device that is fastest at it."""
+        """Return what all blocks compute, each on the device that is fastest at it, experts beside them.
+
+        For a guess only: the host may compute experts faster.
+        """
         return sum(
             min(
                 (time for table in self._tables.values() if (time := table.least_ns(index)) is not None),

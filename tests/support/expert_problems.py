@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from placement_problems import (
     GIGA,
     MIB,
+    NO_ACTIVATIONS,
     make_chain,
     make_cost,
     make_device,
@@ -26,7 +27,7 @@ from bayplan.planner.solve.split import split_residencies
 from bayplan.planner.solve.task import Task
 from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.graph import BlockExperts
-from bayplan.schemas.problem import BlockRun
+from bayplan.schemas.problem import BlockRun, Pin
 from bayplan.schemas.types import Objective, Residency
 
 
@@ -77,6 +78,28 @@ def expert_tasks(draw: st.DrawFn) -> Task:
         for device in [*gpus, *cpus]
     }
     task = make_task(make_chain(costs), inventory, budgets)
+    return Task(task.chain, task.machine, task.constraints, Objective.DECODE, splits_experts=True)
+
+
+@st.composite
+def fast_host_tasks(draw: st.DrawFn) -> Task:
+    """Draw a task of up to four blocks on an accelerator whose CPU is faster, and has room for all experts.
+
+    Of the blocks some have experts, which take less where the CPU computes them; others have none, and some
+    of those must stream.
+    """
+    mixed = mixture(draw(st.sampled_from((0, MIB // 8, 4 * MIB))), count=draw(st.integers(2, 3)))
+    plain = [make_cost(size * MIB) for size in (8, draw(st.sampled_from((1, 4, 16))))]
+    costs = [draw(st.sampled_from((mixed, *plain))) for _ in range(draw(st.integers(1, 3)))]
+    costs.insert(draw(st.integers(0, len(costs))), mixed)
+    gpu = make_device("gpu0", memory_bytes_per_second=draw(st.sampled_from((GIGA // 4, GIGA))))
+    cpu = make_device("cpu0", memory_bytes_per_second=draw(st.sampled_from((2 * GIGA, 64 * GIGA))))
+    rate = draw(st.sampled_from((GIGA // 4, GIGA // 2, GIGA, 4 * GIGA)))
+    inventory = make_inventory([gpu, cpu], [make_link(gpu.id, rate=rate)], disk_rate=None)
+    plain_bytes = sum(cost.forms[0].parameter_bytes for cost in costs if cost.experts is None)
+    room_bytes = draw(st.sampled_from((1, 5, 9, 17, 33))) * MIB + plain_bytes * draw(st.integers(0, 2)) // 2
+    pins = tuple(Pin(pattern=f"layers.{index}", device=gpu.id) for index in range(len(costs)))
+    task = make_task(make_chain(costs), inventory, {gpu.id: NO_ACTIVATIONS + room_bytes}, pins=pins)
     return Task(task.chain, task.machine, task.constraints, Objective.DECODE, splits_experts=True)
 
 

@@ -2,15 +2,29 @@ from __future__ import annotations
 
 import msgspec
 from expert_problems import mixture
-from placement_problems import GIGA, MIB, NO_ACTIVATIONS, gpus, make_chain, make_cost, make_task
+from placement_problems import (
+    GIGA,
+    MIB,
+    NO_ACTIVATIONS,
+    gpus,
+    make_chain,
+    make_cost,
+    make_device,
+    make_inventory,
+    make_link,
+    make_task,
+)
 
+from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.experts import ExpertsResidency, SplitExperts
+from bayplan.planner.solve.ledger import shortages
 from bayplan.planner.solve.stage_apart import Known, apart_floor_ns, known_window
 from bayplan.planner.solve.stage_experts import Apart, best_shed
 from bayplan.planner.solve.stage_slots import Stretch
 from bayplan.planner.solve.stage_tables import stage_tables
 from bayplan.planner.solve.stage_windows import WindowSearch
 from bayplan.planner.solve.task import Task
+from bayplan.planner.solve.timeline import step_ns
 from bayplan.schemas.problem import BlockRun
 from bayplan.schemas.types import Objective, Reason, Residency
 
@@ -87,6 +101,37 @@ def test_where_both_together_could_be_better_the_bound_says_so() -> None:
     assert found.window is not None
     assert found.least_ns is not None
     assert computing_ns(stretch) <= found.least_ns < found.window.window_ns
+
+
+def test_before_and_behind_what_streams_a_faster_host_may_compute_the_experts() -> None:
+    """Two blocks without any stream through one slot, and the host computes the third block's."""
+    costs = [make_cost(8 * MIB), make_cost(8 * MIB), mixture(MIB // 8)]
+    devices = [
+        make_device("gpu0", memory_bytes_per_second=GIGA // 4),
+        make_device("cpu0", memory_bytes_per_second=64 * GIGA),
+    ]
+    for order in ((0, 1, 2), (2, 0, 1), (0, 2, 1)):
+        inventory = make_inventory(devices, [make_link("node0/gpu0")], disk_rate=None)
+        chain = make_chain([costs[index] for index in order])
+        whole = make_task(chain, inventory, {"node0/gpu0": NO_ACTIVATIONS + 9 * MIB})
+        task = Task(whole.chain, whole.machine, whole.constraints, Objective.DECODE, splits_experts=True)
+        tables = stage_tables(task, frozenset({0}))
+        assert tables is not None
+        stretch = list(tables[0].from_start(0))[-1].stretch
+        assert stretch.apart is not None
+        assert stretch.apart.shortest_ns < 0
+        ways = [
+            Choice(device=0, residency=HOST),
+            Choice(device=0, residency=HOST),
+            Choice(device=0, experts=SplitExperts(residency=ExpertsResidency.COMPUTE_HOST)),
+        ]
+        answer = Answer(choices=tuple(ways[index] for index in order), num_slots=(1, 1))
+        assert not shortages(task, answer)
+        step = step_ns(task, answer)
+        assert step is not None
+        least_ns = known(stretch, stretch.apart).least_ns
+        assert least_ns is not None
+        assert least_ns <= step
 
 
 def test_nothing_of_either_kind_fits_though_both_together_may() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from expert_problems import mixture
 from placement_problems import (
     GIGA,
@@ -19,7 +20,7 @@ from placement_problems import (
 from bayplan.planner.solve.chain import ChainTie
 from bayplan.planner.solve.stage_slots import Part
 from bayplan.planner.solve.stage_tables import Entry, StageTable, stage_tables
-from bayplan.planner.solve.stage_windows import WindowSearch
+from bayplan.planner.solve.stage_windows import OutOfWork, WindowSearch
 from bayplan.planner.solve.task import Task
 from bayplan.schemas.problem import Pin
 from bayplan.schemas.types import Reason, Residency
@@ -154,6 +155,15 @@ def test_a_window_is_worked_out_or_shown_to_be_too_long() -> None:
     assert (too_long.window, too_long.least_ns, too_long.moved_bytes) == (None, 256, 0)
     assert not too_long.is_settled
     assert settled(100).least_ns == 256
+
+
+def test_a_window_that_is_given_up_stays_at_its_floor() -> None:
+    table = only_table(make_task(make_chain([64] * 4), gpus(1, rate=GIGA // 4), {A: NO_ACTIVATIONS + 192}))
+    entry = list(table.from_start(0))[-1]
+    floor_ns = entry.least_ns
+    with pytest.raises(OutOfWork):
+        entry.settle(WindowSearch(1), None)
+    assert (entry.window, entry.least_ns, entry.is_settled) == (None, floor_ns, False)
 
 
 def test_only_a_table_of_blocks_that_may_be_there_has_entries() -> None:

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.modes import SLOT_COUNTS
 from bayplan.planner.solve.simulate import Transfer, Visit, steady_step_ns
 from bayplan.planner.solve.stage_slots import Part, Streaming, Stretch, floor_ns
-from bayplan.planner.solve.stage_windows import Window, WindowSearch
+from bayplan.planner.solve.stage_windows import OutOfWork, Window, WindowSearch
 from bayplan.schemas.types import Residency
 
 STAY, HOST, DISK = Residency.RESIDENT, Residency.STREAM_HOST, Residency.STREAM_DISK
@@ -180,3 +182,24 @@ def test_the_work_is_counted() -> None:
     assert search.num_states == 0
     search.least(Stretch(parts=(part(4, host=5),) * 4, room_bytes=12))
     assert search.num_states > 0
+
+
+def test_the_work_ends_within_a_window() -> None:
+    """All of them, and nothing is lost of what takes no work."""
+    stretch = Stretch(parts=(part(4, host=5),) * 4, room_bytes=12)
+    whole = WindowSearch()
+    best = whole.least(stretch)
+    assert WindowSearch(whole.num_states).least(stretch) == best
+    search = WindowSearch(whole.num_states - 1)
+    with pytest.raises(OutOfWork):
+        search.least(stretch)
+    with pytest.raises(OutOfWork):
+        search.least(stretch)
+    assert search.least(Stretch(parts=stretch.parts, room_bytes=16)) is not None
+
+
+def test_the_work_ends_by_the_clock() -> None:
+    deadline = Deadline(0.0)
+    with pytest.raises(OutOfWork):
+        WindowSearch(deadline=deadline).least(Stretch(parts=(part(4, host=5),) * 4, room_bytes=12))
+    assert deadline.has_ended_search

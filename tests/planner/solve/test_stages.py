@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import pytest
 from brute_force import fastest
-from expert_problems import expert_tasks, fastest_ns, mixture
+from expert_problems import expert_tasks, fast_host_tasks, fastest_ns, mixture
 from hypothesis import assume, event, given, settings
 from placement_problems import (
     GIGA,
@@ -19,6 +21,7 @@ from placement_problems import (
 )
 
 from bayplan.planner.solve import stages
+from bayplan.planner.solve.answer import Answer, Choice
 from bayplan.planner.solve.chain import ChainTie
 from bayplan.planner.solve.deadline import Deadline
 from bayplan.planner.solve.ledger import shortages
@@ -154,22 +157,93 @@ def test_without_time_nothing_is_known() -> None:
     assert deadline.has_ended_search
 
 
-def test_a_search_that_is_cut_off_still_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_three_sizes() -> Task:
     """Bounds of windows take the larger blocks for a fraction of a transfer, until they are worked out."""
     costs = [make_cost(size * MIB) for size in (40, 64, 48, 64, 40, 64, 48, 64)]
     budgets = {f"node0/gpu{number}": NO_ACTIVATIONS + 170 * MIB for number in range(2)}
-    task = make_task(make_chain(costs), gpus(2, rate=GIGA // 4), budgets)
+    return make_task(make_chain(costs), gpus(2, rate=GIGA // 4), budgets)
+
+
+def unequal(num_blocks: int) -> Task:
+    """Blocks of as many sizes, half of which an accelerator has room for: no two ways to stream are alike."""
+    sizes = [10**6 + 7919 * index**2 % 524_287 for index in range(num_blocks)]
+    assert len(set(sizes)) == num_blocks
+    costs = [make_cost(size, decode_read_bytes=size >> index % 3) for index, size in enumerate(sizes)]
+    budgets = {"node0/gpu0": NO_ACTIVATIONS + sum(sizes) // 2}
+    return make_task(make_chain(costs), gpus(1, rate=GIGA // 4), budgets)
+
+
+def counted(task: Task, deadline: Deadline | None = None) -> tuple[Staged, int]:
+    """Return what was found, and how many states of windows were looked at."""
+    tables = stage_tables(task, frozenset({0}))
+    assert tables is not None
+    search = StageSearch(task, tables, deadline)
+    found = search.best()
+    assert found is not None
+    return found, search.num_states
+
+
+@pytest.mark.parametrize("max_states", [40, 80])
+def test_a_search_that_is_cut_off_within_a_window_still_bounds(
+    monkeypatch: pytest.MonkeyPatch, max_states: int
+) -> None:
+    task = of_three_sizes()
     whole = staged(task)
     assert whole is not None
-    monkeypatch.setattr(stages, "MAX_STATES", 0)
+    monkeypatch.setattr(stages, "MAX_STATES", max_states)
     found = staged(task)
     assert found is not None
     assert 0 < found.lower_bound_ns < whole.lower_bound_ns
     assert found.answer is not None
+    monkeypatch.setattr(stages, "MAX_STATES", 1)
+    assert staged(task) == Staged(lower_bound_ns=found.lower_bound_ns, answer=None)
+
+
+def test_a_search_with_too_few_rounds_still_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = of_three_sizes()
+    whole = staged(task)
+    assert whole is not None
     monkeypatch.setattr(stages, "MAX_ROUNDS", 1)
     found = staged(task)
     assert found is not None
     assert 0 < found.lower_bound_ns < whole.lower_bound_ns
+
+
+def test_one_window_of_many_sizes_is_given_up_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states double with every block: without an end there would be thousands of millions."""
+    monkeypatch.setattr(stages, "MAX_STATES", 5000)
+    task = unequal(40)
+    found, num_states = counted(task)
+    assert 5000 < num_states < 5000 + 200  # that of one more group
+    assert found.answer is None
+    streamed = Answer(choices=(Choice(device=0, residency=Residency.STREAM_HOST),) * 40, num_slots=(2,))
+    assert not shortages(task, streamed)
+    step = step_ns(task, streamed)
+    assert step is not None
+    assert 0 < found.lower_bound_ns < step
+
+
+def test_the_time_limit_ends_a_window_of_many_sizes_within_it() -> None:
+    ticks = count()
+    deadline = Deadline(100, clock_s=lambda: float(next(ticks)))
+    found, num_states = counted(unequal(40), deadline)
+    assert deadline.has_ended_search
+    assert next(ticks) == 101  # the clock was looked at no more
+    assert 0 < num_states < 5000
+    assert found.answer is None
+    assert found.lower_bound_ns > 0
+
+
+def test_the_bound_of_a_search_that_was_cut_off_is_below_that_of_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = unequal(10)
+    whole, num_states = counted(task)
+    assert whole.answer is not None
+    for part in range(1, 10):
+        monkeypatch.setattr(stages, "MAX_STATES", num_states * part // 10)
+        found, _ = counted(task)
+        assert 0 < found.lower_bound_ns <= whole.lower_bound_ns
 
 
 def test_the_turned_chain_is_searched_likewise() -> None:
@@ -203,6 +277,17 @@ def test_no_placement_with_experts_apart_is_faster_than_the_bound(task: Task) ->
     step = step_ns(task, found.answer)
     assert step is not None
     assert step >= least_ns
+
+
+@given(fast_host_tasks())
+@settings(max_examples=150, deadline=None)
+def test_no_placement_is_faster_than_the_bound_where_the_host_is_faster(task: Task) -> None:
+    found, least_ns = staged(task), fastest_ns(task)
+    if least_ns is None:
+        return
+    assert found is not None
+    event(f"attained: {found.lower_bound_ns == least_ns}")
+    assert found.lower_bound_ns <= least_ns
 
 
 def test_experts_are_apart_where_that_takes_less_than_streaming() -> None:
